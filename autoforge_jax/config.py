@@ -1,0 +1,293 @@
+"""Config files: TOML -> one frozen tree, checked where it enters. No JAX.
+
+`load_config(path, overrides)` reads a file, applies ``key.path=value`` overrides and returns a `Config`; unknown keys, wrong types and
+missing files are a `ConfigError` with one line per fault. Files may name a parent with ``extends = "other.toml"`` (relative to the
+file). The resolved tree is saved with every run (`dump_config`).
+"""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from autoforge_jax.errors import ConfigError
+
+
+class Section(BaseModel):
+    """Base of every section: immutable, unknown keys are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class RunConfig(Section):
+    """Where a run lives and what makes it reproducible."""
+
+    name: str = "run"
+    out_dir: str = "runs"
+    """The run directory is ``out_dir/name``; relative to the current directory."""
+    seed: int = 0
+    compile_cache: str = ".jax_cache"
+    """`jax_compilation_cache_dir`; empty turns it off."""
+
+
+class SynthesisConfig(Section):
+    """Phase 1–2: tool documents -> bundles."""
+
+    documents: tuple[str, ...] = ()
+    """Paths of tool documents, relative to the current directory. One bundle each."""
+    bundles: tuple[str, ...] = ()
+    """Bundles that exist already, used beside the synthesised ones."""
+    heldout_documents: tuple[str, ...] = ()
+    """Documents (or bundles) whose whole environment is kept out of training."""
+    tasks_per_bundle: int = Field(default=60, ge=1)
+    heldout_tasks_per_bundle: int = Field(default=20, ge=1)
+    """Of `tasks_per_bundle`, how many go to the held-out split."""
+    max_difficulty: int = Field(default=4, ge=1)
+    seed: int = 0
+    workers: int = Field(default=2, ge=1)
+
+
+class RenderConfig(Section):
+    """Messages <-> tokens."""
+
+    tools: Literal["signature", "json"] = "signature"
+    """`signature`: one line per tool; `json`: the full JSON schemas, as pretrained models expect."""
+    interleaved_thinking: bool = True
+    """Thinking of earlier turns stays in the context (METHOD.md §4)."""
+    policy_in_prompt: bool = True
+
+
+class TokenizerConfig(Section):
+    """Byte-level BPE trained on rendered training transcripts."""
+
+    vocab_size: int = Field(default=1024, ge=300)
+    max_transcripts: int = 4000
+
+
+class ModelConfig(Section):
+    """Qwen3 dense architecture. `vocab_size` comes from the tokenizer."""
+
+    num_layers: int = Field(default=4, ge=1)
+    hidden_size: int = Field(default=128, ge=8)
+    intermediate_size: int = Field(default=384, ge=8)
+    num_heads: int = Field(default=4, ge=1)
+    num_kv_heads: int = Field(default=2, ge=1)
+    head_dim: int = Field(default=32, ge=4)
+    rope_theta: float = 10_000.0
+    rms_norm_eps: float = 1e-6
+    tie_embeddings: bool = True
+    max_position: int = 2048
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Compute type; parameters are float32 masters."""
+    init_from: str = ""
+    """A Hugging Face folder to start from; empty = from scratch."""
+
+
+class OptimizerConfig(Section):
+    """optax chain: clip by global norm -> AdamW with warm-up and decay."""
+
+    kind: Literal["adamw", "muon"] = "adamw"
+    """`muon`: optax.contrib.muon on matrices, AdamW on the rest."""
+    learning_rate: float = Field(default=3e-4, gt=0)
+    schedule: Literal["constant", "cosine", "linear"] = "constant"
+    warmup_steps: int = Field(default=0, ge=0)
+    end_fraction: float = Field(default=0.1, ge=0, le=1)
+    """Final learning rate as a fraction of the peak (cosine, linear)."""
+    b1: float = 0.9
+    b2: float = 0.95
+    weight_decay: float = 0.0
+    max_grad_norm: float = Field(default=1.0, gt=0)
+
+
+class BatchConfig(Section):
+    """How samples become arrays of bounded shape."""
+
+    row_tokens: int = Field(default=512, ge=16)
+    """Tokens per packed row; a sample that does not fit is an error, never cut."""
+    rows_per_microbatch: int = Field(default=8, ge=1)
+    share_prefix: bool = True
+    """Samples of one environment in a row share one copy of the prompt prefix (same loss, fewer tokens)."""
+
+
+class SFTConfig(Section):
+    """Phase 4: supervised warm start on reference trajectories."""
+
+    steps: int = Field(default=300, ge=0)
+    trajectories_per_step: int = Field(default=64, ge=1)
+    stop_at_success: float = Field(default=1.0, ge=0, le=1)
+    """Stop early when sampled success on probe tasks of the training split reaches this: ERPO needs room."""
+    observation_weight: float = Field(default=0.0, ge=0)
+    """Weight of the loss on observation tokens (user messages, tool results) beside 1 on action tokens; 0 = actions only."""
+    probe_every: int = Field(default=50, ge=1)
+    probe_tasks: int = Field(default=48, ge=1)
+    min_steps: int = 0
+    optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-3, schedule="cosine", warmup_steps=20)
+
+
+class RolloutConfig(Section):
+    """How episodes are run for training."""
+
+    engine: Literal["jax"] = "jax"
+    slots: int = Field(default=128, ge=1)
+    """Episodes decoded side by side."""
+    temperature: float = Field(default=1.0, gt=0)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    top_k: int = Field(default=0, ge=0)
+    max_turns: int = Field(default=12, ge=1)
+    max_tool_calls: int = Field(default=16, ge=1)
+    max_tool_errors: int = Field(default=4, ge=1)
+    max_turn_tokens: int = Field(default=96, ge=1)
+    max_trajectory_tokens: int = Field(default=640, ge=16)
+
+
+class ERPOConfig(Section):
+    """Phase 5: METHOD.md §4. The defaults are the paper's where it gives any."""
+
+    steps: int = Field(default=40, ge=0)
+    tasks_per_step: int = Field(default=16, ge=1)
+    """Groups with a signal wanted in a step."""
+    group_size: int = Field(default=8, ge=2)
+    advantage: Literal["environment", "group", "batch"] = "environment"
+    """Whose standard deviation divides: all valid trajectories of the environment in the batch (eq. 4), the group (GRPO, eq. 3), the batch."""
+    advantage_epsilon: float = Field(default=1e-6, ge=0)
+    dynamic_sampling: bool = True
+    """Leave out tasks whose rollouts all succeed or all fail."""
+    sampling_budget: float = Field(default=2.0, ge=1)
+    """At most `sampling_budget × tasks_per_step` groups are rolled out in a step; then the step uses what there is."""
+    minibatches: int = Field(default=1, ge=1)
+    """Optimiser updates per collected batch."""
+    ratio: Literal["token", "sequence"] = "token"
+    clip_low: float = Field(default=0.2, gt=0)
+    clip_high: float = Field(default=0.28, gt=0)
+    aggregation: Literal["token_mean", "sequence_mean"] = "token_mean"
+    kl_coefficient: float = Field(default=0.0, ge=0)
+    kl_target: Literal["reference", "rollout"] = "reference"
+    min_groups_per_environment: int = Field(default=1, ge=1)
+    optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1.5e-4, warmup_steps=5)
+    checkpoint_every: int = Field(default=10, ge=1)
+    keep_checkpoints: int = Field(default=2, ge=1)
+    eval_every: int = Field(default=0, ge=0)
+    """Held-out evaluation every so many steps (0 = only before and after)."""
+
+
+class EvalConfig(Section):
+    """Phase 6. Its own sampling settings: nothing is taken over from `rollout` but the budgets."""
+
+    temperature: float = Field(default=0.0, ge=0)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    top_k: int = Field(default=0, ge=0)
+    attempts: int = Field(default=1, ge=1)
+    """Episodes per task; more than one needs temperature > 0."""
+    k: tuple[int, ...] = (1,)
+    """For pass@k and pass^k; each at most `attempts`."""
+    max_tasks: int = Field(default=0, ge=0)
+    """Per set; 0 = all."""
+
+
+class Config(Section):
+    """The whole experiment."""
+
+    run: RunConfig = RunConfig()
+    synthesis: SynthesisConfig = SynthesisConfig()
+    render: RenderConfig = RenderConfig()
+    tokenizer: TokenizerConfig = TokenizerConfig()
+    model: ModelConfig = ModelConfig()
+    batch: BatchConfig = BatchConfig()
+    sft: SFTConfig = SFTConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    erpo: ERPOConfig = ERPOConfig()
+    evaluation: EvalConfig = EvalConfig()
+    sampled_evaluation: EvalConfig = EvalConfig(temperature=1.0, attempts=4, k=(1, 2, 4))
+    """A second evaluation with sampling, for pass@k and pass^k."""
+
+
+def _read_tree(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
+    if path.resolve() in seen:
+        raise ConfigError(f"{path}: `extends` goes in a circle through {[p.name for p in seen]}; remove one of them")
+    try:
+        tree = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ConfigError(f"config file {path} does not exist; see configs/ for the shipped ones") from error
+    except (IsADirectoryError, PermissionError, UnicodeDecodeError) as error:
+        raise ConfigError(f"config file {path} cannot be read: {error}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: not valid TOML: {error}") from error
+    parent = tree.pop("extends", None)
+    if parent is None:
+        return tree
+    if not isinstance(parent, str):
+        raise ConfigError(f"{path}: `extends` must be a string, got {parent!r}")
+    return _merge(_read_tree(path.parent / parent, (*seen, path.resolve())), tree)
+
+
+def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    out = dict(base)
+    for key, value in over.items():
+        mine = out.get(key)
+        out[key] = _merge(mine, value) if isinstance(mine, dict) and isinstance(value, dict) else value
+    return out
+
+
+def _parse_override(text: str) -> tuple[list[str], Any]:
+    key, sign, raw = text.partition("=")
+    if not sign or not key.strip():
+        raise ConfigError(f"override {text!r} is not key.path=value, e.g. --set erpo.steps=10")
+    raw = raw.strip()
+    try:
+        value: Any = tomllib.loads(f"value = {raw}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = raw  # a bare word is a string, so that --set run.name=trial needs no quotes
+    return [part.strip() for part in key.split(".")], value
+
+
+def _set(tree: dict[str, Any], path: list[str], value: Any, text: str) -> None:
+    node = tree
+    for part in path[:-1]:
+        child = node.setdefault(part, {})
+        if not isinstance(child, dict):
+            raise ConfigError(f"override {text!r}: {part!r} is a value, not a section")
+        node = child
+    node[path[-1]] = value
+
+
+def parse_config(tree: dict[str, Any], where: str = "config") -> Config:
+    """Check a tree; ConfigError lists every fault as ``where: key.path: what``."""
+    try:
+        return Config.model_validate(tree)
+    except ValidationError as error:
+        lines: list[str] = []
+        for fault in error.errors():
+            key = ".".join(str(part) for part in fault["loc"])
+            if fault["type"] == "extra_forbidden":
+                lines.append(f"{where}: unknown key {key!r}; {_known_keys(fault['loc'])}")
+            else:
+                lines.append(f"{where}: {key}: {fault['msg']}, got {fault['input']!r}")
+        raise ConfigError("\n".join(lines)) from error
+
+
+def _known_keys(loc: tuple[int | str, ...]) -> str:
+    section: type[BaseModel] = Config
+    for part in loc[:-1]:
+        info = section.model_fields.get(str(part))
+        if info is None or not (isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel)):
+            break
+        section = info.annotation
+    return f"known here: {', '.join(sorted(section.model_fields))}"
+
+
+def load_config(path: str | Path, overrides: tuple[str, ...] | list[str] = ()) -> Config:
+    """Read a TOML file and apply ``key.path=value`` overrides (TOML values; a bare word is a string)."""
+    path = Path(path)
+    tree = _read_tree(path)
+    for text in overrides:
+        keys, value = _parse_override(text)
+        _set(tree, keys, value, text)
+    return parse_config(tree, path.name)
+
+
+def dump_config(config: Config) -> dict[str, Any]:
+    """The resolved tree as plain JSON values; `parse_config` of it gives the same config."""
+    return config.model_dump(mode="json")

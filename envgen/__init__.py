@@ -1,0 +1,1 @@
+"""Tool documents in, executable self-proving environments out. See `envgen.interface`."""

@@ -1,0 +1,53 @@
+"""Errors of envgen, named after the boundary that was crossed.
+
+    EnvgenError
+    ├── DocumentError     a tool document cannot be read (not JSON/YAML, no tools, circular beyond repair, too big)
+    ├── RefusedDocument   it was read, and no environment can be made of it; carries the findings
+    ├── BundleError       a bundle on disk is missing, corrupted, of another version, or has unknown fields
+    ├── UnsafeCodeError   generated Python breaks the static allow-list
+    ├── TaskError         a task does not fit its environment
+    └── EnvUsageError     an Env was used against its contract (started twice, stepped after the end)
+
+`ToolError` is not in this tree: it is what a tool function raises to say "no" to the agent, and becomes an observation.
+Every message says what was got, what was expected and what to do.
+"""
+
+from __future__ import annotations
+
+from envgen.types import LintFinding
+
+
+class EnvgenError(Exception):
+    """Base of every error that envgen raises on purpose."""
+
+
+class DocumentError(EnvgenError):
+    """A tool document cannot be read."""
+
+
+class RefusedDocument(EnvgenError):
+    """No environment can be made of a document; ``findings`` says why, by pointer."""
+
+    def __init__(self, message: str, findings: tuple[LintFinding, ...] = ()) -> None:
+        super().__init__(message)
+        self.findings = findings
+
+
+class BundleError(EnvgenError):
+    """A bundle on disk cannot be used as it is."""
+
+
+class UnsafeCodeError(EnvgenError):
+    """Generated code uses something outside the allow-list."""
+
+
+class TaskError(EnvgenError):
+    """A task does not fit the environment it names."""
+
+
+class EnvUsageError(EnvgenError):
+    """An Env was used against its contract."""
+
+
+class ToolError(Exception):
+    """Raised by a tool function: the agent sees the message as an observation, the episode goes on."""

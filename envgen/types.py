@@ -1,0 +1,486 @@
+"""The nouns of envgen, in flow order: documents -> state schema and tools -> blueprint and task -> certificate -> bundle.
+
+    ToolDoc(ToolSpec(FieldSpec))            what a document says                    envgen.tooldocs
+    StateSchema(Collection(StateField))     what an environment remembers           envgen.proposers
+    ToolSemantics / ToolDecision            what each tool does to it, or why not   envgen.proposers
+    ToolGraph(ToolEdge)                     whose output feeds whose input          envgen.synthesis.graph
+    Blueprint(BlueprintNode, BlueprintEdge) the DAG of one task                     envgen.synthesis.blueprint
+    Task(ReferenceStep, UserFact)           instruction, S, S*                      envgen.synthesis.tasks
+    GateResult / Certificate                what was tried on a task, what came out envgen.synthesis.certify
+    Message, ToolCall                       what agent, user and tools say          envgen.runtime.env
+    Bundle                                  all of it, hashed                       envgen.store
+
+All are frozen pydantic models that reject unknown fields, so that a file or a model reply is checked where it enters.
+States are plain JSON: ``StateData = {collection: {key as string: record}}``.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Record = dict[str, Any]
+"""One record: field name -> JSON value."""
+StateData = dict[str, dict[str, Record]]
+"""collection -> key (always a string) -> record. Insertion order is kept and means nothing to the grader."""
+
+
+class Frozen(BaseModel):
+    """Base of every record here: immutable, and unknown fields are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+# ------------------------------------------------------------------------------------------------ documents
+FieldType = Literal["string", "integer", "number", "boolean", "array", "object", "any"]
+
+
+class FieldSpec(Frozen):
+    """One parameter or one node of a response schema, with every ``$ref`` resolved and ``allOf`` merged."""
+
+    name: str
+    type: FieldType = "any"
+    required: bool = False
+    nullable: bool = False
+    description: str = ""
+    enum: tuple[Any, ...] = ()
+    format: str = ""
+    default: Any = None
+    example: Any = None
+    items: FieldSpec | None = None
+    """Element schema when ``type == "array"``."""
+    properties: tuple[FieldSpec, ...] = ()
+    """Members when ``type == "object"``."""
+    ref: str = ""
+    """Name of the component schema this node came from (``SpecialEvent``), when it was a reference."""
+    location: Literal["argument", "path", "query", "header", "cookie", "body", "response", ""] = ""
+    pointer: str = ""
+    """JSON pointer (or ``line N``) into the document: the provenance of this field."""
+    truncated: bool = False
+    """True where a circular reference or the depth limit cut the schema here."""
+
+
+class ToolSpec(Frozen):
+    """One tool as its document describes it."""
+
+    name: str
+    description: str = ""
+    params: tuple[FieldSpec, ...] = ()
+    output: FieldSpec | None = None
+    """Schema of a successful result; None when the document gives none."""
+    method: str = ""
+    """HTTP method in lower case for OpenAPI, else empty."""
+    path: str = ""
+    tags: tuple[str, ...] = ()
+    read_only: bool | None = None
+    destructive: bool | None = None
+    idempotent: bool | None = None
+    pointer: str = ""
+
+
+class ToolDoc(Frozen):
+    """A tool document after reading: what came in, in one shape."""
+
+    title: str
+    format: str
+    """``openapi-3.0``, ``openapi-3.1``, ``swagger-2.0``, ``mcp``, ``functions``, ``functions-jsonl``."""
+    source: str
+    """File name only, never a path of this machine."""
+    sha256: str
+    description: str = ""
+    tools: tuple[ToolSpec, ...]
+    schemas: tuple[FieldSpec, ...] = ()
+    """Named component schemas (OpenAPI), ``name`` is the component's name."""
+
+
+class LintFinding(Frozen):
+    """One finding of ``envgen lint``. A refusal means no environment can be made of the document as it is."""
+
+    level: Literal["warning", "refusal"]
+    code: str
+    """Stable kebab-case name, e.g. ``no-write-tool``."""
+    message: str
+    pointer: str = ""
+
+
+# ------------------------------------------------------------------------------------------------ environment
+StateFieldType = Literal[
+    "string", "text", "integer", "number", "boolean", "date", "datetime", "time", "enum", "array", "object", "id"
+]
+
+
+class StateField(Frozen):
+    """One field of a collection."""
+
+    name: str
+    """As it stands in records and in tool outputs."""
+    type: StateFieldType
+    required: bool = False
+    enum: tuple[Any, ...] = ()
+    item_type: StateFieldType | None = None
+    references: str = ""
+    """Collection this field is a foreign key into, or empty."""
+    policy: Literal["exact", "exempt", "normalised"] = "exact"
+    """How the grader compares it: generated ids are matched up to renaming whatever this says; clocks are exempt."""
+    default: Any = None
+    """Value a new record gets when the creating tool is not told one."""
+    description: str = ""
+    provenance: str = ""
+    """JSON pointer into the document, or ``assumption: why``."""
+
+
+class Collection(Frozen):
+    """A keyed table of one entity."""
+
+    name: str
+    """Plural snake case, e.g. ``special_events``; the key in ``StateData``."""
+    entity: str
+    """Singular words as a person says them, e.g. ``special event``."""
+    key: str
+    """Primary key field."""
+    key_generated: bool = True
+    """True when the environment mints the key at creation; False when the caller names it (username, slug)."""
+    label: str = ""
+    """The field a person knows the record by (name, title, username), or empty."""
+    singleton: bool = False
+    """True for exactly one record under the key ``self`` (settings, the current user)."""
+    fields: tuple[StateField, ...]
+    provenance: str = ""
+
+
+class StateSchema(Frozen):
+    """The state structure ``K`` of METHOD.md §1: names and types, no values."""
+
+    collections: tuple[Collection, ...]
+
+    def collection(self, name: str) -> Collection:
+        """The collection called ``name``; KeyError with the known names otherwise."""
+        for item in self.collections:
+            if item.name == name:
+                return item
+        raise KeyError(f"no collection {name!r}; known: {[c.name for c in self.collections]}")
+
+
+Verb = Literal[
+    "get", "list", "search", "create", "update", "delete", "set", "toggle", "link", "unlink", "count", "aggregate"
+]
+
+
+class ParamBinding(Frozen):
+    """``param`` of the tool carries ``field`` of ``collection``."""
+
+    param: str
+    collection: str
+    field: str
+    op: Literal["eq", "contains", "ge", "le", "in"] = "eq"
+    """How a filter compares; ``eq`` for keys and writes."""
+    required: bool = False
+
+
+class OutputBinding(Frozen):
+    """``path`` into the tool's JSON result holds ``field`` of ``collection``. ``[]`` stands for any element: ``[].id``."""
+
+    path: str
+    collection: str
+    field: str
+
+
+class Precondition(Frozen):
+    """The tool answers an error unless this holds for the record it acts on."""
+
+    kind: Literal["exists", "field_equals", "field_not_equals", "field_in", "linked", "not_linked", "unique", "no_children"]
+    collection: str
+    field: str = ""
+    value: Any = None
+    message: str = ""
+    provenance: str = ""
+
+
+class ToolSemantics(Frozen):
+    """What one tool does to the state, as data: the planner's view. The generated Python is the authority; tests hold
+    the two together."""
+
+    tool: str
+    verb: Verb
+    collection: str
+    key: ParamBinding | None = None
+    """The parameter with the primary key of the one record acted on."""
+    scope: tuple[ParamBinding, ...] = ()
+    """Parameters that narrow by parent (foreign key of the record listed or created)."""
+    filters: tuple[ParamBinding, ...] = ()
+    """Optional or required parameters that filter a list or search."""
+    writes: tuple[ParamBinding, ...] = ()
+    """Parameters whose value is stored in a field."""
+    constants: dict[str, Any] = Field(default_factory=dict)
+    """Fields set to a fixed value: ``{"enabled": False}`` for disable_task."""
+    toggles: str = ""
+    """Boolean field that is flipped."""
+    ignored: tuple[str, ...] = ()
+    """Accepted parameters without effect on the state: headers, idempotency keys. Never silently: named here."""
+    paging: tuple[str, ...] = ()
+    """Parameters that cut the result into pages (honoured by the function)."""
+    preconditions: tuple[Precondition, ...] = ()
+    outputs: tuple[OutputBinding, ...] = ()
+    many: bool = False
+    """The result holds a list of records."""
+    writes_state: bool = False
+    cascades: tuple[str, ...] = ()
+    """Collections whose dependent records a delete removes too."""
+    assumptions: tuple[str, ...] = ()
+
+
+class ToolDecision(Frozen):
+    """What became of one tool of the document: implemented, or refused by name with the reason."""
+
+    tool: str
+    implemented: bool
+    reason: str = ""
+    pointer: str = ""
+
+
+class AgentTool(Frozen):
+    """What the agent sees of a tool: OpenAI function form, parameters as JSON Schema."""
+
+    name: str
+    description: str
+    parameters: dict[str, Any]
+
+
+class EnvironmentDraft(Frozen):
+    """What a proposer hands to the gates: schema, semantics, agent-visible tools, Python, and the account of every tool."""
+
+    name: str
+    """Short slug: ``museum``."""
+    state_schema: StateSchema
+    semantics: tuple[ToolSemantics, ...]
+    tools: tuple[AgentTool, ...]
+    source: str
+    """Text of ``tools.py``: one function per tool, ``def tool_name(state, ctx, **args)``, and ``TOOLS = {...}``."""
+    policy: str
+    """Text of ``policy.md``: the domain rules an agent is told."""
+    decisions: tuple[ToolDecision, ...]
+
+
+class ToolEdge(Frozen):
+    """An output of ``source`` can be an input of ``target`` (METHOD.md §2)."""
+
+    source: str
+    target: str
+    output_path: str
+    param: str
+    collection: str
+    field: str
+
+
+class ToolGraph(Frozen):
+    """Directed graph over tools: nodes by name, edges by data flow."""
+
+    nodes: tuple[str, ...]
+    edges: tuple[ToolEdge, ...]
+
+
+# ------------------------------------------------------------------------------------------------ tasks
+ReasoningKind = Literal["argmin", "argmax", "latest", "earliest", "count", "sum", "filter", "compare", "lookup"]
+
+
+class BlueprintNode(Frozen):
+    """A tool call, a question to the user, or a reasoning step (no tool) of a task's DAG."""
+
+    id: str
+    kind: Literal["tool", "ask", "reasoning"]
+    tool: str = ""
+    reasoning: ReasoningKind | None = None
+    detail: str = ""
+    """What is inferred or asked, in words."""
+
+
+class BlueprintEdge(Frozen):
+    """Data flows from ``source`` to ``target``; ``reasoning`` when it passes through an inference (METHOD.md §2)."""
+
+    source: str
+    target: str
+    param: str = ""
+    kind: Literal["data", "reasoning", "order"] = "data"
+
+
+class Blueprint(Frozen):
+    """The DAG ``G_k`` of a task."""
+
+    nodes: tuple[BlueprintNode, ...]
+    edges: tuple[BlueprintEdge, ...]
+
+
+class ArgumentSource(Frozen):
+    """Where the agent can know one argument from: gate 6."""
+
+    param: str
+    kind: Literal["instruction", "user_fact", "output", "reasoning", "constant"]
+    detail: str = ""
+    """``output``: reference step index and path; ``reasoning``: node id; ``instruction``: the words."""
+
+
+class ReferenceStep(Frozen):
+    """One step of the known-good sequence: a tool call, or a question to the user that releases a fact."""
+
+    kind: Literal["call", "ask"]
+    tool: str = ""
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    text: str = ""
+    """For ``ask``: the question."""
+    thought: str = ""
+    """Short reasoning that leads to this step, worked out from earlier outputs; becomes the thinking of warm-start data."""
+    node: str = ""
+    """Blueprint node."""
+    sources: tuple[ArgumentSource, ...] = ()
+
+
+class UserFact(Frozen):
+    """Something the user knows. ``stated`` facts are in the instruction; the others must be asked for."""
+
+    name: str
+    value: Any
+    sentence: str
+    """How the user says it: ``The new price should be 30.``"""
+    ask_words: tuple[str, ...] = ()
+    """Words of which at least one in a question makes the user say it."""
+    stated: bool = True
+
+
+class Task(Frozen):
+    """``D = (Q, S, S*, F)`` of METHOD.md §3, with one known-good sequence and what the user knows."""
+
+    id: str
+    environment_id: str
+    instruction: str
+    facts: tuple[UserFact, ...] = ()
+    initial_state: StateData
+    accepted_states: tuple[StateData, ...]
+    """Full accepted end states; the first is the reference's. Never empty."""
+    reference: tuple[ReferenceStep, ...]
+    closing: str = "Done."
+    """The agent's last message in the reference."""
+    blueprint: Blueprint
+    pattern: str
+    """Shape of the demand(s), e.g. ``argmin+update``; for reports and splits."""
+    difficulty: int
+    """1-based level, by reference calls and reasoning nodes."""
+    clock: str
+    """ISO time the task starts at (virtual clock)."""
+    seed: int
+
+
+GateName = Literal["replay", "noop", "write_dropped", "mutants", "equivalents", "knowable", "binding", "leak", "duplicate"]
+
+
+class GateResult(Frozen):
+    """Outcome of one gate of DESIGN.md §7 on one task."""
+
+    gate: GateName
+    passed: bool
+    tried: int = 0
+    detail: str = ""
+
+
+class Certificate(Frozen):
+    """All gates of one task. ``certified`` only when every gate run passed."""
+
+    task_id: str
+    gates: tuple[GateResult, ...]
+
+    @property
+    def certified(self) -> bool:
+        """True when at least one gate ran and all of them passed."""
+        return bool(self.gates) and all(g.passed for g in self.gates)
+
+
+class SynthesisReport(Frozen):
+    """The account of one synthesis: every tool and every sampled task is in it."""
+
+    tools_total: int
+    tools_implemented: int
+    refused: dict[str, str]
+    """Tool name -> reason."""
+    tasks_sampled: int
+    tasks_certified: int
+    dropped: dict[str, int]
+    """Gate (or ``sampling``) -> number of tasks dropped there."""
+    seconds: float
+
+
+# ------------------------------------------------------------------------------------------------ conversation
+class ToolCall(Frozen):
+    """One call as the agent wrote it. ``arguments`` is the raw JSON text; the environment parses it."""
+
+    id: str
+    name: str
+    arguments: str = "{}"
+    parse_error: str = ""
+    """Set by the renderer when the call's text was not a JSON object with a name; the environment answers with it."""
+
+
+class Message(Frozen):
+    """One message. Environments speak messages; tokens exist only in the trainer (DESIGN.md §2)."""
+
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str = ""
+    thinking: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str = ""
+    name: str = ""
+
+
+class StopReason(enum.StrEnum):
+    """Every way an episode ends."""
+
+    USER_DONE = "user_done"  # the user closed the conversation after a final message of the agent
+    MAX_TURNS = "max_turns"  # the turn budget was used up
+    MAX_TOOL_CALLS = "max_tool_calls"  # the call budget was used up
+    MAX_TOOL_ERRORS = "max_tool_errors"  # too many calls failed
+    TOKEN_BUDGET = "token_budget"  # the trajectory reached its token limit (set by the rollout)
+    TURN_TRUNCATED = "turn_truncated"  # one sampled turn hit max_turn_tokens without a stop token (set by the rollout)
+    TIMEOUT = "timeout"  # a deadline passed (set by the rollout)
+    POLICY_ERROR = "policy_error"  # the engine failed (set by the rollout)
+    ENV_ERROR = "env_error"  # a defect in environment code
+
+
+class StepResult(Frozen):
+    """What follows one action: observations (tool results or a user message), and the end if this was it."""
+
+    observations: tuple[Message, ...] = ()
+    stop_reason: StopReason | None = None
+    tool_errors: int = 0
+    """Calls of this action that were answered with an error."""
+
+    @property
+    def done(self) -> bool:
+        """True when the episode ended with this step."""
+        return self.stop_reason is not None
+
+
+class FieldDifference(Frozen):
+    """One field in which the final state differs from the nearest accepted state."""
+
+    collection: str
+    key: str
+    field: str
+    expected: Any = None
+    got: Any = None
+
+
+class Verdict(Frozen):
+    """The grader's answer for one final state."""
+
+    success: bool
+    nearest: int = 0
+    """Index of the nearest accepted state."""
+    differences: tuple[FieldDifference, ...] = ()
+
+
+class EnvLimits(Frozen):
+    """Budgets of one episode."""
+
+    max_turns: int = 16
+    max_tool_calls: int = 24
+    max_tool_errors: int = 6
