@@ -1,0 +1,178 @@
+"""Commands and exit codes: 0 done, 1 a check failed, 2 wrong input (one line on stderr), 130 interrupted.
+
+Everything heavy is imported inside the commands, so that ``envgen --help`` starts at once.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+if TYPE_CHECKING:  # only for types: these imports are slow
+    from envgen.store import Bundle
+    from envgen.types import Task
+
+app = typer.Typer(
+    name="envgen",
+    help="Tool documents in, executable environments with self-proving tasks out.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+# newer versions of typer carry their own copy of click, older ones import click: this is the class in both
+_UsageProblem: type[Exception] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
+
+DocArgument = Annotated[
+    Path, typer.Argument(metavar="DOC", help="OpenAPI, MCP or function-calling document.")
+]
+BundleArgument = Annotated[Path, typer.Argument(metavar="BUNDLE", help="Folder written by envgen synth.")]
+
+
+@app.command("lint")
+def lint_command(doc: DocArgument) -> None:
+    """Read DOC and list what is missing or wrong in it. Exit code 1 when no environment can come of it."""
+    from envgen.cli.views import show_lint
+    from envgen.tooldocs import lint, read_tool_doc
+
+    document = read_tool_doc(doc)
+    findings = lint(document)
+    show_lint(document, findings)
+    if any(finding.level == "refusal" for finding in findings):
+        raise typer.Exit(1)
+
+
+@app.command("synth")
+def synth_command(
+    doc: DocArgument,
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="BUNDLE", help="Folder to write.")],
+    tasks: Annotated[int, typer.Option(min=1, help="Certified tasks to make, in all.")] = 80,
+    heldout: Annotated[int, typer.Option(min=0, help="How many of them are held out.")] = 20,
+    seed: Annotated[int, typer.Option(help="Same document, numbers and seed: same bytes.")] = 0,
+    max_difficulty: Annotated[int, typer.Option(min=1, max=4, help="Hardest level of task.")] = 4,
+    name: Annotated[str | None, typer.Option(help="Name of the bundle; from DOC when left out.")] = None,
+) -> None:
+    """Make an environment and tasks out of DOC, certify every task, and write them to BUNDLE."""
+    from envgen.cli.views import progress_bar, show_account
+    from envgen.store import write_bundle
+    from envgen.synthesis.pipeline import synthesize
+
+    if heldout >= tasks:
+        raise typer.BadParameter(f"--heldout {heldout} of --tasks {tasks} leaves none to train on; lower it")
+    _check_target(output)
+    with progress_bar() as progress:
+        bundle = synthesize(
+            doc,
+            tasks=tasks,
+            heldout=heldout,
+            seed=seed,
+            max_difficulty=max_difficulty,
+            name=name,
+            progress=progress,
+        )
+        write_bundle(bundle, output)
+    show_account(bundle, output)
+
+
+@app.command("validate")
+def validate_command(bundle: BundleArgument) -> None:
+    """Prove every certificate of BUNDLE again. Exit code 1 when a task does not pass."""
+    from envgen.cli.views import show_validation
+    from envgen.store import load_bundle
+    from envgen.synthesis.certify import validate
+
+    loaded = load_bundle(bundle)
+    if not show_validation(loaded, validate(loaded)):
+        raise typer.Exit(1)
+
+
+@app.command("show")
+def show_command(
+    bundle: BundleArgument,
+    task: Annotated[str | None, typer.Argument(metavar="[TASK]", help="Id of one task.")] = None,
+) -> None:
+    """Show BUNDLE (tools, state, refused tools, tasks), or one TASK with its reference and certificate."""
+    from envgen.cli.show import show_bundle, show_task
+    from envgen.store import load_bundle
+
+    loaded = load_bundle(bundle)
+    if task is None:
+        show_bundle(loaded)
+    else:
+        show_task(loaded, _find_task(loaded, task))
+
+
+@app.command("play")
+def play_command(
+    bundle: BundleArgument,
+    task: Annotated[str, typer.Argument(metavar="TASK", help="Id of one task.")],
+    seed: Annotated[int, typer.Option(help="Seed of the episode.")] = 0,
+) -> None:
+    """Be the agent of TASK: call tools and talk to the user; the verdict comes at the end."""
+    from envgen.cli.play import play
+    from envgen.store import load_bundle
+
+    loaded = load_bundle(bundle)
+    play(loaded, _find_task(loaded, task), seed=seed)
+
+
+def _find_task(bundle: Bundle, task_id: str) -> Task:
+    from envgen.errors import TaskError
+
+    try:
+        return bundle.task(task_id)
+    except KeyError as error:
+        raise TaskError(error.args[0]) from error
+
+
+def _check_target(path: Path) -> None:
+    """Refuses a target that cannot be written, before the work is done."""
+    from envgen.errors import BundleError
+
+    if path.exists() and not (
+        path.is_dir() and ((path / "manifest.json").is_file() or not any(path.iterdir()))
+    ):
+        raise BundleError(f"{path}: exists and is no bundle; choose another path or remove it")
+
+
+def _fail(message: object) -> NoReturn:
+    text = " ".join(str(message).split())
+    print(f"error: {text}", file=sys.stderr)
+    sys.exit(2)
+
+
+def _expected_errors() -> tuple[type[Exception], ...]:
+    """Called only once something was raised, so that starting up stays free of pydantic."""
+    from envgen.errors import EnvgenError
+
+    return (EnvgenError, OSError)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Runs the command line and exits the process.
+
+    Expected errors are one line on stderr and code 2; defects keep their traceback.
+    """
+    try:
+        code = app(args=None if argv is None else list(argv), standalone_mode=False)
+    except _UsageProblem as error:
+        shown = getattr(error, "format_message", error.__str__)()
+        if type(error).__name__ == "NoArgsIsHelpError":
+            print(shown)
+            sys.exit(2)
+        _fail(shown)
+    except (KeyboardInterrupt, typer.Abort):
+        code = 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at exit
+        sys.exit(1)
+    except _expected_errors() as error:
+        _fail(error)
+    if code == 130:  # typer turns Ctrl-C into this code without a word
+        print("error: interrupted", file=sys.stderr)
+    sys.exit(code if isinstance(code, int) else 0)

@@ -1,0 +1,164 @@
+"""Findings about a tool document: warnings, and refusals that say why no environment can come of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from envgen.tooldocs.naming import READ_WORDS, words, writes
+from envgen.types import FieldSpec, LintFinding, ToolDoc, ToolSpec
+
+_ID_WORDS = frozenset({"id", "ids", "uuid", "guid", "slug", "sid", "key", "number"})
+_NEW_WORDS = frozenset(
+    {"create", "add", "insert", "new", "register", "post", "place", "buy", "book", "open", "make", "upload"}
+)
+_CHANGE_WORDS = frozenset(
+    {
+        "update",
+        "edit",
+        "modify",
+        "delete",
+        "remove",
+        "cancel",
+        "patch",
+        "toggle",
+        "enable",
+        "disable",
+        "move",
+        "close",
+    }
+)
+_ENVELOPES = frozenset({"header", "cookie"})
+
+
+def lint(doc: ToolDoc) -> tuple[LintFinding, ...]:
+    """Every finding, refusals first, then by place in the document.
+
+    Refusals: ``no-tools``, ``no-write-tool``. Warnings: ``no-read-tool``, ``id-without-creator-or-lister``,
+    ``write-without-key``, ``no-output-schema``, ``binary-output``, ``no-description``, ``untyped-parameter``,
+    ``truncated-schema``.
+    """
+    found = [*_document(doc), *(finding for tool in doc.tools for finding in _tool(tool, doc))]
+    return tuple(sorted(found, key=lambda finding: finding.level == "warning"))
+
+
+def _warn(code: str, message: str, pointer: str) -> LintFinding:
+    return LintFinding(level="warning", code=code, message=message, pointer=pointer)
+
+
+def _document(doc: ToolDoc) -> Iterator[LintFinding]:
+    if not doc.tools:
+        yield LintFinding(
+            level="refusal", code="no-tools", message="the document describes no tool", pointer="/"
+        )
+        return
+    if not any(writes(tool) for tool in doc.tools):
+        yield LintFinding(
+            level="refusal",
+            code="no-write-tool",
+            message="no tool changes anything, so no task can be judged by the state it leaves",
+            pointer="/",
+        )
+    if all(writes(tool) for tool in doc.tools):
+        yield _warn(
+            "no-read-tool", "no tool reads anything, so ids and current values cannot be looked up", "/"
+        )
+    silent = [tool for tool in doc.tools if tool.output is None and not writes(tool)]
+    if silent:
+        names = ", ".join(tool.name for tool in silent[:5]) + (", …" if len(silent) > 5 else "")
+        yield _warn(
+            "no-output-schema",
+            f"{len(silent)} of the reading tools give no result schema, so what they return is "
+            f"inferred: {names}",
+            silent[0].pointer,
+        )
+
+
+def _tool(tool: ToolSpec, doc: ToolDoc) -> Iterator[LintFinding]:
+    if not tool.description:
+        yield _warn("no-description", f"{tool.name}: no description", tool.pointer)
+    if tool.output is not None and tool.output.format == "binary":
+        yield _warn(
+            "binary-output", f"{tool.name}: returns binary data, which no state can hold", tool.output.pointer
+        )
+    for param in tool.params:
+        if param.location in _ENVELOPES:
+            continue
+        if param.type == "any":
+            yield _warn("untyped-parameter", f"{tool.name}.{param.name}: no type is given", param.pointer)
+        if any(node.truncated for node in _nodes(param)):
+            yield _warn(
+                "truncated-schema",
+                f"{tool.name}.{param.name}: the schema refers to itself or is too deep; cut",
+                param.pointer,
+            )
+        entity = _entity(param, tool)
+        if entity and not _can_be_known(entity, param, tool, doc):
+            yield _warn(
+                "id-without-creator-or-lister",
+                f"{tool.name}.{param.name}: no tool returns, lists or creates a {' '.join(entity)}, "
+                "so nobody can know the id",
+                param.pointer,
+            )
+    name = words(tool.name)
+    changes_one = bool(_CHANGE_WORDS & set(name[:2])) or tool.method in {"put", "patch", "delete"}
+    keyed = any(param.required and param.location not in _ENVELOPES for param in tool.params)
+    singular = any(word in {"user", "self", "me", "settings", "profile", "config"} for word in name)
+    if writes(tool) and changes_one and not keyed and not singular:
+        yield _warn(
+            "write-without-key",
+            f"{tool.name}: changes a record and no required parameter says which",
+            tool.pointer,
+        )
+
+
+def _nodes(spec: FieldSpec) -> Iterator[FieldSpec]:
+    yield spec
+    for child in (*spec.properties, *((spec.items,) if spec.items is not None else ())):
+        yield from _nodes(child)
+
+
+def _entity(param: FieldSpec, tool: ToolSpec) -> tuple[str, ...]:
+    """Words of the entity a required key names: ``task_list_id`` -> (task, list); else empty."""
+    name = words(param.name)
+    if not param.required or len(name) < 1 or name[-1] not in _ID_WORDS or param.location in _ENVELOPES:
+        return ()
+    if len(name) > 1:
+        return name[:-1]
+    if name[-1] in {"key", "number"}:
+        return ()
+    segments = [segment for segment in tool.path.split("/") if segment]
+    marker = f"{{{param.name}}}"
+    if marker in segments and segments.index(marker) > 0:
+        return words(segments[segments.index(marker) - 1])
+    return tuple(word for word in words(tool.name) if word not in READ_WORDS | _CHANGE_WORDS | _NEW_WORDS)
+
+
+def _stem(word: str) -> str:
+    """Singular of a regular English plural."""
+    if word.endswith("ies") and len(word) > 4:
+        return word[:-3] + "y"
+    if word.endswith(("sses", "xes", "ches", "shes")):
+        return word[:-2]
+    return word[:-1] if word.endswith("s") and not word.endswith("ss") else word
+
+
+def _can_be_known(entity: tuple[str, ...], param: FieldSpec, tool: ToolSpec, doc: ToolDoc) -> bool:
+    wanted = {_stem(word) for word in entity}
+    for other in doc.tools:
+        about = {
+            _stem(word)
+            for word in (*words(other.name), *(w for s in other.path.split("/") for w in words(s)))
+        }
+        names = set(words(other.name))
+        lists_all = bool(names & READ_WORDS) or other.method == "get"
+        if (
+            other.name != tool.name
+            and wanted <= about
+            and (lists_all or names & _NEW_WORDS or other.method == "post")
+        ):
+            return True
+        if other.output is not None and other.name != tool.name:
+            fields = {tuple(words(node.name)) for node in _nodes(other.output)}
+            if words(param.name) in fields and len(words(param.name)) > 1:
+                return True
+    return False

@@ -1,0 +1,88 @@
+"""Lint: each finding on a document that has exactly that fault."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from envgen.tooldocs import lint, read_tool_doc
+from envgen.tooldocs.naming import words, writes
+from envgen.types import ToolDoc, ToolSpec
+
+
+def read(tmp_path: Path, tools: list[dict[str, Any]]) -> ToolDoc:
+    path = tmp_path / "doc.json"
+    path.write_text(json.dumps(tools))
+    return read_tool_doc(path)
+
+
+def entry(name: str, *params: str, description: str = "Does it.", response: bool = True) -> dict[str, Any]:
+    properties = {param: {"type": "string"} for param in params}
+    tool: dict[str, Any] = {"name": name, "description": description}
+    tool["parameters"] = {"type": "object", "properties": properties, "required": list(params)}
+    if response:
+        tool["response"] = {"type": "object", "properties": {"status": {"type": "string"}}}
+    return tool
+
+
+def codes(doc: ToolDoc) -> list[tuple[str, str, str]]:
+    return [(finding.level, finding.code, finding.pointer) for finding in lint(doc)]
+
+
+def test_clean_document_has_no_findings(tmp_path: Path) -> None:
+    doc = read(
+        tmp_path, [entry("list_tasks"), entry("create_task", "title"), entry("delete_task", "task_id")]
+    )
+    assert codes(doc) == []
+
+
+def test_no_write_tool(tmp_path: Path) -> None:
+    assert codes(read(tmp_path, [entry("list_tasks"), entry("get_weather", "city")])) == [
+        ("refusal", "no-write-tool", "/")
+    ]
+
+
+def test_no_tools() -> None:
+    doc = ToolDoc(title="t", format="mcp", source="t", sha256="", tools=())
+    assert codes(doc) == [("refusal", "no-tools", "/")]
+
+
+def test_id_nobody_can_know(tmp_path: Path) -> None:
+    doc = read(
+        tmp_path,
+        [entry("list_tasks"), entry("create_task", "title"), entry("assign_task", "task_id", "worker_id")],
+    )
+    assert codes(doc) == [("warning", "id-without-creator-or-lister", "/2/parameters/properties/worker_id")]
+
+
+def test_other_warnings(tmp_path: Path) -> None:
+    tools = [
+        entry("list_tasks", response=False),
+        entry("create_task", "title", description=""),
+        {"name": "clear_all", "description": "x", "parameters": {}},
+        {"name": "delete_task", "description": "x", "parameters": {}},
+        {"name": "add_note", "description": "x", "parameters": {"properties": {"x": {}}, "required": ["x"]}},
+    ]
+    assert codes(read(tmp_path, tools)) == [
+        ("warning", "no-output-schema", "/0"),
+        ("warning", "no-description", "/1"),
+        ("warning", "write-without-key", "/3"),
+        ("warning", "untyped-parameter", "/4/parameters/properties/x"),
+    ]
+
+
+def test_museum(examples_dir: Path) -> None:
+    doc = read_tool_doc(examples_dir / "museum_openapi31.yaml")
+    assert codes(doc) == [("warning", "binary-output", "/components/schemas/TicketCodeImage")]
+
+
+def test_what_writes() -> None:
+    def spec(name: str, method: str = "", read_only: bool | None = None) -> bool:
+        return writes(ToolSpec(name=name, method=method, read_only=read_only))
+
+    assert spec("create_task") and spec("buyTickets") and spec("x", "delete") and spec("post-page", "post")
+    assert not spec("list_tasks") and not spec("get", "get") and not spec("post-search", "post")
+    assert not spec("create_task", read_only=True) and spec("list_tasks", read_only=False)
+
+
+def test_words() -> None:
+    assert words("getHTTPUserByID_v2-x") == ("get", "http", "user", "by", "id", "v2", "x")
