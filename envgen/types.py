@@ -172,6 +172,8 @@ class ParamBinding(Frozen):
     """``param`` of the tool carries ``field`` of ``collection``."""
 
     param: str
+    """A dotted path reaches into an object argument: ``article.title`` is member ``title`` of argument ``article``
+    (`envgen.synthesis.schema.place_argument` builds such arguments). Several filters of one param mean any of them."""
     collection: str
     field: str
     op: Literal["eq", "contains", "ge", "le", "in"] = "eq"
@@ -196,6 +198,37 @@ class Precondition(Frozen):
     value: Any = None
     message: str = ""
     provenance: str = ""
+
+
+class ResultNode(Frozen):
+    """One node of a tool's JSON result, as data: what the generated Python builds (`envgen.synthesis.functions`)."""
+
+    kind: Literal[
+        "record", "records", "view", "object", "field", "follow", "count", "page", "constant", "code", "distinct",
+        "children",
+    ]
+    """``record``/``records``: the record(s) acted on, whole. ``view``: the record(s) with only ``children`` shown.
+    ``object``: a wrapper. ``field``: one field of the record. ``follow``: the record behind foreign key ``field``.
+    ``count``: number of matches. ``page``: the paging number called ``field``. ``constant``: ``value``. ``code``: a text
+    made from the record's key. ``distinct``: the distinct values of ``field``. ``children``: number of records
+    of ``collection`` below the record (with ``field`` true, if named)."""
+    name: str = ""
+    """Key in the parent object; empty at the root."""
+    collection: str = ""
+    field: str = ""
+    many: bool = False
+    """``view``: a list of records, not one."""
+    value: Any = None
+    children: tuple[ResultNode, ...] = ()
+
+
+class Ordering(Frozen):
+    """A parameter that sorts a list: ``values`` maps what the caller may say to the field sorted by."""
+
+    param: str
+    values: dict[str, str]
+    direction_param: str = ""
+    """Parameter that takes ``asc`` or ``desc``, or empty."""
 
 
 class ToolSemantics(Frozen):
@@ -229,6 +262,19 @@ class ToolSemantics(Frozen):
     cascades: tuple[str, ...] = ()
     """Collections whose dependent records a delete removes too."""
     assumptions: tuple[str, ...] = ()
+    defaults: dict[str, Any] = Field(default_factory=dict)
+    """Parameter -> value the document gives it when the caller does not."""
+    increments: dict[str, int] = Field(default_factory=dict)
+    """Numeric fields that change by a fixed amount: ``{"favoritesCount": 1}``."""
+    from_session: dict[str, str] = Field(default_factory=dict)
+    """Field of the new record -> field of the singleton ``session`` it is taken from (the author is the current user)."""
+    where: dict[str, Any] = Field(default_factory=dict)
+    """Fixed conditions of a list; a dotted path follows a foreign key: ``{"author.following": True}``."""
+    where_session: dict[str, str] = Field(default_factory=dict)
+    """Like ``where``, with the value taken from a field of the singleton ``session``: ``{"created_by": "username"}``."""
+    ordering: Ordering | None = None
+    result: ResultNode | None = None
+    """Shape of the JSON result; None means the whole record (``get``, ``create``), a list of them, or ``{"deleted": key}``."""
 
 
 class ToolDecision(Frozen):
@@ -294,6 +340,19 @@ class BlueprintNode(Frozen):
     reasoning: ReasoningKind | None = None
     detail: str = ""
     """What is inferred or asked, in words."""
+    elements: tuple[str, ...] = ()
+    """Reasoning only: what is reasoned over, as ``step:path`` patterns (``2:[]`` = every element of step 2's result)."""
+    over: str = ""
+    """Path inside an element of the value compared, filtered, summed; empty when elements are only counted."""
+    answer: str = ""
+    """Path inside the chosen element(s) of the value that flows on (usually the key)."""
+    among: str = ""
+    """Path inside an element of the name that restricts a comparison to ``names``."""
+    names: tuple[Any, ...] = ()
+    value: Any = None
+    """What ``over`` must equal, for filter, lookup and a restricted count."""
+    order: Literal["", "min", "max"] = ""
+    """Direction of a comparison."""
 
 
 class BlueprintEdge(Frozen):

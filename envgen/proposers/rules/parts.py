@@ -1,0 +1,136 @@
+"""What semantics of one tool are put together from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from envgen.proposers.rules.entity import (
+    Entity,
+)
+from envgen.proposers.rules.results import result_of
+from envgen.proposers.rules.targets import Target
+from envgen.types import (
+    FieldSpec,
+    Ordering,
+    ParamBinding,
+    Precondition,
+    StateField,
+    ToolSemantics,
+)
+
+
+class Refused(Exception):
+    """A tool cannot be given honest semantics; the text is the reason."""
+
+
+@dataclass
+class World:
+    """All that semantics of one tool may look at."""
+
+    entities: dict[tuple[str, ...], Entity]
+    children: dict[str, list[tuple[str, str, bool]]] = field(
+        default_factory=dict[str, list[tuple[str, str, bool]]]
+    )
+    """Collection -> ``(child collection, foreign key, required)``."""
+    address: set[str] = field(default_factory=set[str])
+    """Parameters that say where, not what."""
+    session: StateField | None = None
+    """The field of the session singleton that names the current user, once something needs it."""
+
+    def by_name(self, collection: str) -> Entity:
+        """The entity of a collection."""
+        return next(e for e in self.entities.values() if e.name == collection)
+
+
+@dataclass
+class Parts:
+    """Semantics under construction."""
+
+    key: ParamBinding | None = None
+    scope: list[ParamBinding] = field(default_factory=list[ParamBinding])
+    filters: list[ParamBinding] = field(default_factory=list[ParamBinding])
+    writes: list[ParamBinding] = field(default_factory=list[ParamBinding])
+    ignored: list[str] = field(default_factory=list[str])
+    paging: list[str] = field(default_factory=list[str])
+    defaults: dict[str, Any] = field(default_factory=dict[str, Any])
+    rules: list[Precondition] = field(default_factory=list[Precondition])
+    assumptions: list[str] = field(default_factory=list[str])
+    ordering: Ordering | None = None
+    where: dict[str, Any] = field(default_factory=dict[str, Any])
+    constants: dict[str, Any] = field(default_factory=dict[str, Any])
+    where_session: dict[str, str] = field(default_factory=dict[str, str])
+
+
+def common(target: Target, entity: Entity, world: World, parts: Parts, **more: Any) -> ToolSemantics:
+    many = bool(more.get("many", False))
+    verb = more["verb"]
+    result, outputs, notes = result_of(target, entity, world.entities, verb=verb, many=many)
+    if "result" not in more:
+        more["result"] = result
+        more["outputs"] = outputs
+    return ToolSemantics(
+        tool=target.tool.name,
+        collection=entity.name,
+        key=parts.key,
+        scope=tuple(parts.scope),
+        filters=tuple(parts.filters),
+        writes=tuple(parts.writes),
+        ignored=tuple(parts.ignored),
+        paging=tuple(parts.paging),
+        defaults=parts.defaults,
+        preconditions=tuple(parts.rules),
+        ordering=parts.ordering,
+        where=parts.where,
+        where_session=parts.where_session,
+        constants={**parts.constants, **more.pop("constants", {})},
+        assumptions=(*parts.assumptions, *notes),
+        **more,
+    )
+
+
+def parent_exists(parent: Entity, param: str, target: Target) -> Precondition:
+    return Precondition(
+        kind="exists",
+        collection=parent.name,
+        field=parent.key,
+        message=f"No {parent.entity} {{{param}}}.",
+        provenance=target.tool.pointer,
+    )
+
+
+def param_of(target: Target, name: str) -> FieldSpec | None:
+    return next((p for p in target.tool.params if p.name == name), None)
+
+
+CLASHING = frozenset({"state", "ctx"})
+"""Tool functions are called ``tool(state, ctx, **arguments)``: an argument of that name cannot be handed
+over."""
+
+
+def free_params(target: Target, parts: Parts) -> list[FieldSpec]:
+    """Parameters that are not yet explained."""
+    used = {b.param.split(".")[0] for b in (*parts.scope, *parts.filters, *parts.writes)} | set(parts.ignored)
+    if parts.key is not None:
+        used.add(parts.key.param)
+    used |= {param for _, param in target.parents}
+    clashes = [p for p in target.tool.params if p.name in CLASHING and p.name not in used]
+    for spec in clashes:
+        if spec.required:
+            raise Refused(
+                f"its parameter {spec.name!r} has the name under which functions get the environment itself"
+            )
+        parts.ignored.append(spec.name)
+        parts.assumptions.append(f"{spec.name} is not offered: functions get the environment under that name")
+    used |= CLASHING
+    return [p for p in target.tool.params if p.name not in used and p.name not in parts.paging]
+
+
+def drop_optional(target: Target, parts: Parts, why: str) -> None:
+    for spec in free_params(target, parts):
+        if spec.required:
+            raise Refused(
+                f"its required parameter {spec.name!r} has no meaning that the document's schemas define"
+            )
+        parts.ignored.append(spec.name)
+        parts.assumptions.append(f"{spec.name} is not offered: {why}")
