@@ -1,15 +1,16 @@
 """Errors of envgen, named after the boundary that was crossed.
 
     EnvgenError
-    ├── DocumentError     a tool document cannot be read (not JSON/YAML, no tools, circular beyond repair, too big)
+    ├── DocumentError     a tool document cannot be read (not JSON/YAML, no tools, circular, too big)
     ├── RefusedDocument   it was read, and no environment can be made of it; carries the findings
     ├── BundleError       a bundle on disk is missing, corrupted, of another version, or has unknown fields
     ├── UnsafeCodeError   generated Python breaks the static allow-list
     ├── TaskError         a task does not fit its environment
+    ├── ToolDefect        a tool function raised something other than ToolError, or returned what is not JSON
     └── EnvUsageError     an Env was used against its contract (started twice, stepped after the end)
 
-`ToolError` is not in this tree: it is what a tool function raises to say "no" to the agent, and becomes an observation.
-Every message says what was got, what was expected and what to do.
+`ToolError` is not in this tree: it is what a tool function raises to say "no" to the agent, and becomes an
+observation. Every message says what was got, what was expected and what to do.
 """
 
 from __future__ import annotations
@@ -43,6 +44,11 @@ class UnsafeCodeError(EnvgenError):
 
 class TaskError(EnvgenError):
     """A task does not fit the environment it names."""
+
+
+class ToolDefect(EnvgenError):
+    """Generated code is defective: it raised something other than ToolError or returned a value that is not
+    JSON."""
 
 
 class EnvUsageError(EnvgenError):

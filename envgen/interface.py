@@ -11,7 +11,7 @@ Names listed in ``__all__`` are pinned by a test.
 
 from envgen.errors import BundleError, DocumentError, EnvgenError, RefusedDocument, TaskError, ToolError
 from envgen.runtime.env import Env, open_env
-from envgen.store import Bundle, load_bundle
+from envgen.store import Bundle, load_bundle, write_bundle
 from envgen.synthesis.pipeline import synthesize
 from envgen.types import (
     AgentTool,
@@ -52,4 +52,5 @@ __all__ = [
     "load_bundle",
     "open_env",
     "synthesize",
+    "write_bundle",
 ]
