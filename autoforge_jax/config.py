@@ -1,8 +1,9 @@
 """Config files: TOML -> one frozen tree, checked where it enters. No JAX.
 
-`load_config(path, overrides)` reads a file, applies ``key.path=value`` overrides and returns a `Config`; unknown keys, wrong types and
-missing files are a `ConfigError` with one line per fault. Files may name a parent with ``extends = "other.toml"`` (relative to the
-file). The resolved tree is saved with every run (`dump_config`).
+`load_config(path, overrides)` reads a file, applies ``key.path=value`` overrides and returns a `Config`;
+unknown keys, wrong types and missing files are a `ConfigError` with one line per fault. Files may name a
+parent with ``extends = "other.toml"`` (relative to the file). The resolved tree is saved with every run
+(`dump_config`).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import tomllib
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from autoforge_jax.errors import ConfigError
 
@@ -45,7 +46,7 @@ class SynthesisConfig(Section):
     tasks_per_bundle: int = Field(default=60, ge=1)
     heldout_tasks_per_bundle: int = Field(default=20, ge=1)
     """Of `tasks_per_bundle`, how many go to the held-out split."""
-    max_difficulty: int = Field(default=4, ge=1)
+    max_difficulty: int = Field(default=4, ge=1, le=4)
     seed: int = 0
     workers: int = Field(default=2, ge=1)
 
@@ -105,7 +106,7 @@ class OptimizerConfig(Section):
 class BatchConfig(Section):
     """How samples become arrays of bounded shape."""
 
-    row_tokens: int = Field(default=512, ge=16)
+    row_tokens: int = Field(default=640, ge=16)
     """Tokens per packed row; a sample that does not fit is an error, never cut."""
     rows_per_microbatch: int = Field(default=8, ge=1)
     share_prefix: bool = True
@@ -120,7 +121,8 @@ class SFTConfig(Section):
     stop_at_success: float = Field(default=1.0, ge=0, le=1)
     """Stop early when sampled success on probe tasks of the training split reaches this: ERPO needs room."""
     observation_weight: float = Field(default=0.0, ge=0)
-    """Weight of the loss on observation tokens (user messages, tool results) beside 1 on action tokens; 0 = actions only."""
+    """Weight of the loss on observation tokens (user messages, tool results) beside 1 on action tokens; 0 =
+    actions only."""
     probe_every: int = Field(default=50, ge=1)
     probe_tasks: int = Field(default=48, ge=1)
     min_steps: int = 0
@@ -151,12 +153,14 @@ class ERPOConfig(Section):
     """Groups with a signal wanted in a step."""
     group_size: int = Field(default=8, ge=2)
     advantage: Literal["environment", "group", "batch"] = "environment"
-    """Whose standard deviation divides: all valid trajectories of the environment in the batch (eq. 4), the group (GRPO, eq. 3), the batch."""
+    """Whose standard deviation divides: all valid trajectories of the environment in the batch (eq. 4), the
+    group (GRPO, eq. 3), the batch."""
     advantage_epsilon: float = Field(default=1e-6, ge=0)
     dynamic_sampling: bool = True
     """Leave out tasks whose rollouts all succeed or all fail."""
     sampling_budget: float = Field(default=2.0, ge=1)
-    """At most `sampling_budget × tasks_per_step` groups are rolled out in a step; then the step uses what there is."""
+    """At most `sampling_budget × tasks_per_step` groups are rolled out in a step; then the step uses what
+    there is."""
     minibatches: int = Field(default=1, ge=1)
     """Optimiser updates per collected batch."""
     ratio: Literal["token", "sequence"] = "token"
@@ -166,6 +170,9 @@ class ERPOConfig(Section):
     kl_coefficient: float = Field(default=0.0, ge=0)
     kl_target: Literal["reference", "rollout"] = "reference"
     min_groups_per_environment: int = Field(default=1, ge=1)
+    max_agreement_gap: float = Field(default=0.1, gt=0)
+    """Mean |engine − learner log-prob| in nats, before the first update of a step, above which training stops
+    with an error."""
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1.5e-4, warmup_steps=5)
     checkpoint_every: int = Field(default=10, ge=1)
     keep_checkpoints: int = Field(default=2, ge=1)
@@ -186,6 +193,16 @@ class EvalConfig(Section):
     max_tasks: int = Field(default=0, ge=0)
     """Per set; 0 = all."""
 
+    @model_validator(mode="after")
+    def _attempts_make_sense(self) -> EvalConfig:
+        if self.attempts > 1 and self.temperature == 0:
+            raise ValueError(
+                f"{self.attempts} greedy attempts are all alike; set temperature > 0 or attempts = 1"
+            )
+        if not self.k or min(self.k) < 1 or max(self.k) > self.attempts:
+            raise ValueError(f"k is {list(self.k)}, expected values from 1 to attempts ({self.attempts})")
+        return self
+
 
 class Config(Section):
     """The whole experiment."""
@@ -203,10 +220,33 @@ class Config(Section):
     sampled_evaluation: EvalConfig = EvalConfig(temperature=1.0, attempts=4, k=(1, 2, 4))
     """A second evaluation with sampling, for pass@k and pass^k."""
 
+    @model_validator(mode="after")
+    def _sizes_fit(self) -> Config:
+        longest = self.rollout.max_trajectory_tokens
+        if longest > self.batch.row_tokens:
+            raise ValueError(
+                f"rollout.max_trajectory_tokens ({longest}) is above batch.row_tokens "
+                f"({self.batch.row_tokens}): a trajectory must fit a row"
+            )
+        if longest > self.model.max_position:
+            raise ValueError(
+                f"rollout.max_trajectory_tokens ({longest}) is above model.max_position "
+                f"({self.model.max_position})"
+            )
+        tasks, heldout = self.synthesis.tasks_per_bundle, self.synthesis.heldout_tasks_per_bundle
+        if heldout >= tasks:
+            raise ValueError(
+                f"synthesis.heldout_tasks_per_bundle ({heldout}) leaves no training task of "
+                f"tasks_per_bundle ({tasks})"
+            )
+        return self
+
 
 def _read_tree(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
     if path.resolve() in seen:
-        raise ConfigError(f"{path}: `extends` goes in a circle through {[p.name for p in seen]}; remove one of them")
+        raise ConfigError(
+            f"{path}: `extends` goes in a circle through {[p.name for p in seen]}; remove one of them"
+        )
     try:
         tree = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
@@ -255,12 +295,20 @@ def _set(tree: dict[str, Any], path: list[str], value: Any, text: str) -> None:
 
 def parse_config(tree: dict[str, Any], where: str = "config") -> Config:
     """Check a tree; ConfigError lists every fault as ``where: key.path: what``."""
+    # A sparse section keeps the defaults of its place: `[erpo.optimizer] b2 = 0.99` must not reset ERPO's
+    # learning rate.
+    tree = _merge(Config().model_dump(mode="json"), tree)
     try:
         return Config.model_validate(tree)
     except ValidationError as error:
         lines: list[str] = []
         for fault in error.errors():
             key = ".".join(str(part) for part in fault["loc"])
+            if fault["type"] == "value_error":
+                lines.append(
+                    f"{where}: {f'{key}: ' if key else ''}{fault['msg'].removeprefix('Value error, ')}"
+                )
+                continue
             if fault["type"] == "extra_forbidden":
                 lines.append(f"{where}: unknown key {key!r}; {_known_keys(fault['loc'])}")
             else:

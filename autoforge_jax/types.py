@@ -102,6 +102,8 @@ class Trajectory:
     """Set by the user-error hook (MEU): excluded from mean, std, loss and denominators, never scored 0."""
     excluded: str = ""
     """Why this trajectory may not be learned from (`env_error`, `policy_error`, …); empty when it may."""
+    failure: str = ""
+    """What happened, in words, when `excluded` is set."""
     differences: tuple[FieldDifference, ...] = ()
     tool_calls: int = 0
     tool_errors: int = 0
@@ -194,3 +196,5 @@ class EvalReport:
     outcomes: tuple[TaskOutcome, ...]
     sampling: dict[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
+    excluded: int = 0
+    """Attempts left out: engine or environment failures, user errors. In `stop_reasons` they are counted all the same."""

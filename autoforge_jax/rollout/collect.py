@@ -1,0 +1,186 @@
+"""Collecting one training step's groups: sampled tasks × group_size rollouts, dynamic sampling with a budget
+(METHOD.md §4).
+
+A group whose valid rewards all agree has no signal; further tasks are rolled out until there are
+`tasks_per_step` groups with one or the budget is spent. Then the step uses what there is. Every group is
+returned and counted, also those that failed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from autoforge_jax.config import ERPOConfig, RolloutConfig
+from autoforge_jax.errors import ConfigError
+from autoforge_jax.rollout.episode import run_episodes
+from autoforge_jax.rollout.jobs import EpisodeJob, EpisodeLimits, TaskItem, UserErrorHook, stable_hash
+from autoforge_jax.rollout.policy import Policy
+from autoforge_jax.rollout.render import Renderer
+from autoforge_jax.types import SamplingParams, Trajectory, TrajectoryGroup
+
+_FLOOR_SHARE = 0.25
+"""Least share of mixed groups that a wave is planned with, so that one bad wave cannot ask for the whole
+budget.
+"""
+
+
+@dataclass(frozen=True)
+class Collection:
+    """What a step got."""
+
+    groups: tuple[TrajectoryGroup, ...]
+    """Every group rolled out, in task order."""
+    selected: tuple[TrajectoryGroup, ...]
+    """Those to learn from: with a signal (dynamic sampling), in environments with enough of them."""
+    metrics: dict[str, float]
+    """Flat, `rollout/…`; per environment `rollout/<environment>/…`."""
+
+
+def collect(
+    policy: Policy,
+    items: Sequence[TaskItem],
+    renderer: Renderer,
+    erpo: ERPOConfig,
+    rollout: RolloutConfig,
+    *,
+    seed: int,
+    step: int,
+    user_error_hook: UserErrorHook | None = None,
+    on_done: Callable[[Trajectory], None] | None = None,
+) -> Collection:
+    """Roll out groups of ``erpo.group_size`` for tasks drawn from ``items``.
+
+    Which tasks, in which order, and every sampling seed are functions of (seed, step). Groups are rolled out
+    in waves, each as large as the missing groups at the share of mixed ones seen so far, so that slots stay
+    full and little is rolled out in vain.
+    """
+    if not items:
+        raise ConfigError(
+            "no training tasks to collect from; expected at least one: check the bundles' splits"
+        )
+    order = task_order(items, seed, step, erpo.min_groups_per_environment)
+    share = erpo.sampling_budget if erpo.dynamic_sampling else 1.0
+    budget = min(len(items), math.ceil(share * erpo.tasks_per_step))
+    sampling = SamplingParams(temperature=rollout.temperature, top_p=rollout.top_p, top_k=rollout.top_k)
+    groups: list[TrajectoryGroup] = []
+    waves = 0
+    while len(groups) < budget:
+        wave = _wave_size(groups, erpo, budget)
+        if wave == 0:
+            break
+        waves += 1
+        chosen = [next(order) for _ in range(wave)]
+        jobs = [
+            EpisodeJob(bundle, task, sample, run_seed=seed, step=step)
+            for bundle, task in chosen
+            for sample in range(erpo.group_size)
+        ]
+        trajectories = run_episodes(
+            policy,
+            jobs,
+            renderer,
+            sampling=sampling,
+            limits=EpisodeLimits.of(rollout),
+            slots=rollout.slots,
+            user_error_hook=user_error_hook,
+            on_done=on_done,
+        )
+        for index, (bundle, task) in enumerate(chosen):
+            own = trajectories[index * erpo.group_size : (index + 1) * erpo.group_size]
+            groups.append(TrajectoryGroup(task.id, bundle.environment_id, tuple(own)))
+    selected = select_groups(groups, erpo)
+    metrics = collection_metrics(groups, selected)
+    metrics["rollout/waves"] = float(waves)
+    return Collection(tuple(groups), tuple(selected), metrics)
+
+
+def task_order(
+    items: Sequence[TaskItem], seed: int, step: int, per_environment: int = 1
+) -> Iterator[TaskItem]:
+    """All items once, a function of (seed, step): environments take turns, ``per_environment`` tasks at a
+    time.
+
+    So every environment that a step reaches has that many groups, which its standard deviation needs.
+    """
+    by_environment: dict[str, list[TaskItem]] = {}
+    for item in items:
+        by_environment.setdefault(item[0].environment_id, []).append(item)
+    for environment_id, tasks in by_environment.items():
+        tasks.sort(key=lambda item: stable_hash("task", seed, step, environment_id, item[1].id))
+    queue = sorted(by_environment, key=lambda name: stable_hash("environment", seed, step, name))
+    taken = dict.fromkeys(queue, 0)
+    while queue:
+        for environment_id in queue:
+            start = taken[environment_id]
+            yield from by_environment[environment_id][start : start + per_environment]
+            taken[environment_id] = start + per_environment
+        queue = [name for name in queue if taken[name] < len(by_environment[name])]
+
+
+def _wave_size(groups: Sequence[TrajectoryGroup], erpo: ERPOConfig, budget: int) -> int:
+    left = budget - len(groups)
+    if not erpo.dynamic_sampling:
+        return left
+    missing = erpo.tasks_per_step - len(select_groups(groups, erpo))
+    if missing <= 0:
+        return 0
+    if not groups:
+        return min(left, missing)
+    share = max(sum(group.mixed for group in groups) / len(groups), _FLOOR_SHARE)
+    return min(left, math.ceil(missing / share))
+
+
+def select_groups(groups: Sequence[TrajectoryGroup], erpo: ERPOConfig) -> list[TrajectoryGroup]:
+    """Those to learn from: with a signal (dynamic sampling), in environments that have enough of them."""
+    usable = [group for group in groups if (group.mixed if erpo.dynamic_sampling else group.valid)]
+    counts = Counter(group.environment_id for group in usable)
+    return [group for group in usable if counts[group.environment_id] >= erpo.min_groups_per_environment]
+
+
+def collection_metrics(
+    groups: Sequence[TrajectoryGroup], selected: Sequence[TrajectoryGroup]
+) -> dict[str, float]:
+    """Counts and means over the groups of a step; means are over valid trajectories."""
+    metrics = _summary(groups, selected, "rollout")
+    names = {t.environment_id: t.environment for group in groups for t in group.trajectories}
+    for environment_id, name in sorted(names.items(), key=lambda pair: (pair[1], pair[0])):
+        own = [group for group in groups if group.environment_id == environment_id]
+        chosen = [group for group in selected if group.environment_id == environment_id]
+        metrics |= _summary(own, chosen, f"rollout/{name}")
+    return metrics
+
+
+def _summary(
+    groups: Sequence[TrajectoryGroup], selected: Sequence[TrajectoryGroup], prefix: str
+) -> dict[str, float]:
+    every = [t for group in groups for t in group.trajectories]
+    valid = [t for t in every if t.valid]
+    calls = sum(t.tool_calls for t in valid)
+    turns = sum(len(t.turns) for t in valid)
+    metrics = {
+        "groups": float(len(groups)),
+        "selected_groups": float(len(selected)),
+        "mixed_share": sum(group.mixed for group in groups) / len(groups) if groups else 0.0,
+        "all_success_groups": float(sum({t.reward for t in group.valid} == {1.0} for group in groups)),
+        "all_failure_groups": float(sum({t.reward for t in group.valid} == {0.0} for group in groups)),
+        "empty_groups": float(sum(not group.valid for group in groups)),
+        "trajectories": float(len(every)),
+        "excluded": float(sum(bool(t.excluded) for t in every)),
+        "user_errors": float(sum(t.user_error for t in every)),
+        "sampled_tokens": float(sum(sum(t.action_mask) for t in every)),
+    }
+    if valid:
+        metrics |= {
+            "reward": sum(t.reward for t in valid) / len(valid),
+            "turns": turns / len(valid),
+            "tool_calls": calls / len(valid),
+            "tokens": sum(len(t.token_ids) for t in valid) / len(valid),
+            "tool_error_rate": sum(t.tool_errors for t in valid) / calls if calls else 0.0,
+            "malformed_rate": sum(t.malformed_calls for t in valid) / turns if turns else 0.0,
+        }
+    for reason, count in sorted(Counter(t.stop_reason.value for t in every).items()):
+        metrics[f"stop/{reason}"] = float(count)
+    return {f"{prefix}/{key}": value for key, value in metrics.items()}

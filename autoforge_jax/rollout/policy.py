@@ -1,0 +1,34 @@
+"""The policy port: what an episode needs of an engine, and nothing else (DESIGN.md §10).
+
+Engines: `rollout.engine_jax.JaxEngine`, and the shipped double `rollout.scripted.ScriptedPolicy`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
+
+from autoforge_jax.types import SampleOutput, SampleRequest
+
+
+@runtime_checkable
+class Policy(Protocol):
+    """Samples turns. Ids in, ids and log-probs out; messages are not its business."""
+
+    @property
+    def version(self) -> int:
+        """Version of the weights that sample now; rides on every output."""
+        ...
+
+    def sample(self, requests: Sequence[SampleRequest]) -> list[SampleOutput]:
+        """One turn for every request, in the order of the requests.
+
+        Requests of one call have distinct `session_id`s. One request that fails alone is answered with
+        ``stop == "abort"``. Raises PolicyError when the whole call failed (the caller releases its
+        sessions before it asks again), LedgerError when a session's context is not the earlier one plus more.
+        """
+        ...
+
+    def release(self, session_id: str) -> None:
+        """Forget a session (its cache); unknown sessions are fine."""
+        ...

@@ -1,0 +1,204 @@
+"""Byte-level BPE for small policies, in Hugging Face's files (tokenizer.json, tokenizer_config.json with a
+chat template).
+
+Made for JSON that is copied: a digit is one token (but for the year of an ISO date and the ``:00`` of a
+full hour); a run of JSON punctuation (``":"``, ``"},{"``) is one pre-token and so becomes one token; the
+frame of a tool call (``{"name":"``, ``","arguments":{"``) is one pre-token each; identifiers split at case
+and underscore. A capitalised word or an id (``E41`` = ``E``, ``4``, ``1``) never carries the space before it,
+so it has the same ids in a sentence, in a result and in a call.
+
+Special tokens exist only where a renderer writes them: `encode_text` reads any string as ordinary text.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from autoforge_jax.errors import ConfigError
+
+END_OF_TEXT = "<|endoftext|>"
+IM_START = "<|im_start|>"
+IM_END = "<|im_end|>"
+THINK, THINK_END = "<think>", "</think>"
+TOOL_CALL, TOOL_CALL_END = "<tool_call>", "</tool_call>"
+TOOL_RESPONSE, TOOL_RESPONSE_END = "<tool_response>", "</tool_response>"
+SPECIAL_TOKENS = (
+    END_OF_TEXT,
+    IM_START,
+    IM_END,
+    THINK,
+    THINK_END,
+    TOOL_CALL,
+    TOOL_CALL_END,
+    TOOL_RESPONSE,
+    TOOL_RESPONSE_END,
+)
+"""In id order for tokenizers trained here: `<|endoftext|>` (padding) is 0."""
+
+# Leftmost alternative wins; every character is matched by one of them, so the split loses nothing.
+_PRE_TOKENS = "|".join(
+    (
+        r"\A(?:system|user|assistant)\n",  # the role line after <|im_start|>
+        r'\A\n\{"name":"',  # opening frame of a call
+        r'","arguments":[^\p{L}\p{N}\s]+\n*',  # its middle
+        r"20\d\d-(?=\d\d-)",  # year of an ISO date: the same in most dates of a transcript
+        r"(?::00)+(?!\p{N})",  # full hours
+        r"\p{N}",
+        r"[ _]?\p{Ll}+(?: (?=[\p{Lu}\p{N}]))?",  # the space before an id or a name goes to the word before it
+        r"\p{Lu}\p{Ll}+",
+        r"\p{Lu}+(?!\p{Ll})",  # ids' prefixes and acronyms: URLParser = URL, Parser
+        r"\p{L}",
+        r"[ \n]?[^\p{L}\p{N}\s]+(?:\n+| (?!\p{Ll}))?",  # punctuation runs with the breaks around them
+        r"\n+",
+        r"\s",
+    )
+)
+_SPECIAL = re.compile("(" + "|".join(re.escape(token) for token in SPECIAL_TOKENS) + ")")
+
+CHAT_TEMPLATE = (Path(__file__).parent / "chat_template.j2").read_text(encoding="utf-8")
+"""Qwen3's layout with thinking kept in every turn; renders what `rollout.render.Renderer` renders."""
+
+
+class PolicyTokenizer:
+    """A tokenizer.json with the project's special tokens as single ids."""
+
+    def __init__(self, marked: Tokenizer) -> None:
+        """``marked``: the tokenizer as it is on disk. ConfigError when a special token is missing from it."""
+        ids = {token: marked.token_to_id(token) for token in SPECIAL_TOKENS}
+        missing = [token for token, index in ids.items() if index is None]
+        if missing:
+            raise ConfigError(
+                f"the tokenizer lacks the special tokens {missing}; add them, or train one: train_tokenizer"
+            )
+        self._marked = marked
+        # A second object without added tokens is the only way to read "<|im_end|>" as text for every kind of
+        # added token: `encode_special_tokens` covers those flagged special only, and Qwen's <tool_call> is
+        # not.
+        tree = json.loads(marked.to_str())
+        tree["added_tokens"] = []
+        tree["post_processor"] = None
+        self._plain = Tokenizer.from_str(json.dumps(tree))
+        self._ids = {token: index for token, index in ids.items() if index is not None}
+        self.special_tokens: Mapping[int, str] = {index: token for token, index in self._ids.items()}
+        """Id -> special token."""
+        # Siblings of a group repeat openings, results and calls: most texts are read and written many times.
+        self.encode_text = lru_cache(maxsize=32_768)(self._encode_text)
+        self.decode_text = lru_cache(maxsize=32_768)(self._decode_text)
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of ids, special tokens included."""
+        return self._marked.get_vocab_size()
+
+    @property
+    def pad_id(self) -> int:
+        """`<|endoftext|>`. Masks never come from its value."""
+        return self._ids[END_OF_TEXT]
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """Ids that end a turn: `<|im_end|>`, `<|endoftext|>`."""
+        return (self._ids[IM_END], self._ids[END_OF_TEXT])
+
+    def special_id(self, token: str) -> int:
+        """Id of one of `SPECIAL_TOKENS`."""
+        return self._ids[token]
+
+    def _encode_text(self, text: str) -> tuple[int, ...]:
+        """Ids of ordinary text. A special token's string inside it is text like any other. Cached."""
+        return tuple(self._plain.encode(text, add_special_tokens=False).ids)
+
+    def encode_marked(self, text: str) -> tuple[int, ...]:
+        """Ids of text in which special tokens' strings stand for special tokens. For texts a person or a
+        template wrote.
+        """
+        ids: list[int] = []
+        for part in _SPECIAL.split(text):
+            ids.extend((self._ids[part],) if part in self._ids else self.encode_text(part))
+        return tuple(ids)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text with special tokens spelled out; bytes that are no UTF-8 become U+FFFD."""
+        special = self.special_tokens
+        parts: list[str] = []
+        start = 0
+        for index, token_id in enumerate(ids):
+            if token_id in special:
+                parts += (self.decode_text(tuple(ids[start:index])), special[token_id])
+                start = index + 1
+        return "".join((*parts, self.decode_text(tuple(ids[start:]))))
+
+    def _decode_text(self, ids: tuple[int, ...]) -> str:
+        """Text of ordinary ids; bytes that are no UTF-8 become U+FFFD. Cached."""
+        return self._plain.decode(ids, skip_special_tokens=False)
+
+    def save(self, folder: Path) -> None:
+        """Write tokenizer.json and tokenizer_config.json; transformers' AutoTokenizer opens them."""
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "tokenizer.json").write_text(self._marked.to_str(pretty=True), encoding="utf-8")
+        tree = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "eos_token": IM_END,
+            "pad_token": END_OF_TEXT,
+            "bos_token": None,
+            "unk_token": None,
+            "clean_up_tokenization_spaces": False,
+            "model_max_length": 1_000_000,
+            "chat_template": CHAT_TEMPLATE,
+        }
+        (folder / "tokenizer_config.json").write_text(json.dumps(tree, indent=2) + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, folder: Path) -> PolicyTokenizer:
+        """Open ``folder/tokenizer.json``. ConfigError when it is missing or broken."""
+        path = folder / "tokenizer.json"
+        if not path.is_file():
+            raise ConfigError(
+                f"{path} does not exist; expected one written by `PolicyTokenizer.save` or Hugging Face"
+            )
+        text = path.read_text(encoding="utf-8")
+        try:
+            marked = Tokenizer.from_str(text)
+        except Exception as error:  # the library raises bare Exception for a bad file: this is its boundary
+            raise ConfigError(f"{path} is not a tokenizer: {error}") from error
+        return cls(marked)
+
+
+def _chunks(texts: Iterable[str]) -> Iterator[list[str]]:
+    for text in texts:
+        yield [part for part in _SPECIAL.split(text) if part and not _SPECIAL.fullmatch(part)]
+
+
+def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PolicyTokenizer:
+    """Learn byte-level BPE merges on rendered transcripts. Deterministic; lossless for any string.
+
+    ``vocab_size`` counts the 9 special tokens and 256 bytes; fewer ids come out when the texts have fewer
+    merges to learn.
+    """
+    floor = len(SPECIAL_TOKENS) + 256
+    if vocab_size < floor:
+        raise ConfigError(f"vocab_size is {vocab_size}, expected at least {floor} (special tokens and bytes)")
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(_PRE_TOKENS), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        min_frequency=2,
+        special_tokens=[AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    # The library does not cut training text at special tokens, so it is cut here: no merge may span one.
+    tokenizer.train_from_iterator(_chunks(texts), trainer)
+    return PolicyTokenizer(tokenizer)
