@@ -64,10 +64,11 @@ _JSON_TAIL = (
 _JSON_FORM = '\n{"name":<function-name>,"arguments":<args-json-object>}\n'
 
 
-def tool_pieces(tools: Sequence[AgentTool], style: str) -> list[Piece]:
+def tool_pieces(tools: Sequence[AgentTool], config: RenderConfig) -> list[Piece]:
     """The ``# Tools`` block: one signature per line, or Qwen3's block of JSON schemas."""
-    if style == "signature":
-        return ["# Tools\n" + "\n".join(signature(tool) for tool in tools)]
+    if config.tools == "signature":
+        lines = (signature(tool, describe=config.tool_descriptions) for tool in tools)
+        return ["# Tools\n" + "\n".join(lines)]
     lines = "\n".join(json_tool(tool) for tool in tools)
     return [
         f"{_JSON_HEAD}{lines}{_JSON_TAIL}", _CALL, _CALL_END, " XML tags:\n", _CALL, _JSON_FORM, _CALL_END,
@@ -77,7 +78,7 @@ def tool_pieces(tools: Sequence[AgentTool], style: str) -> list[Piece]:
 def prefix_pieces(policy: str, tools: Sequence[AgentTool], config: RenderConfig) -> list[Piece]:
     """The system message: rules of the domain, then the tools."""
     head = [f"{policy.strip()}\n\n"] if config.policy_in_prompt and policy.strip() else []
-    return [_START, "system\n", *head, *tool_pieces(tools, config.tools), _END, "\n"]
+    return [_START, "system\n", *head, *tool_pieces(tools, config), _END, "\n"]
 
 
 def message_pieces(messages: Iterable[Message]) -> list[Piece]:

@@ -63,11 +63,11 @@ _FILLERS = frozenset(
 )
 
 
-def signature(tool: AgentTool) -> str:
+def signature(tool: AgentTool, *, describe: bool = True) -> str:
     """One line for one tool: name, parameters (``?`` = optional, enums spelled out), first sentence of its
-    description."""
+    description unless ``describe`` is False."""
     line = f"{tool.name}({_members(tool.parameters, _MAX_DEPTH)})"
-    about = one_line(tool.description)
+    about = one_line(tool.description) if describe else ""
     return f"{line} - {about}" if _adds_something(tool.name, about) else line
 
 

@@ -253,6 +253,7 @@ def test_signatures() -> None:
         "either?, raw?: obj, deep?: obj) - Searches slowly"
     )
     assert signature(AgentTool(name="ping", description="", parameters={"type": "object"})) == "ping()"
+    assert signature(tool, describe=False) == signature(tool).removesuffix(" - Searches slowly")
 
 
 @pytest.mark.parametrize(
