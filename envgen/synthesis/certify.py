@@ -1,0 +1,187 @@
+"""Gates of DESIGN.md §7: every task proves itself before it ships, with no model.
+
+1 replay · 2 noop · 3 write_dropped · 4 mutants · 6 knowable · 8 leak. Gate 1 runs in fresh processes for a
+whole bundle at once (`envgen.synthesis.replay`); the others run here, on the real functions and the real
+grader.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Sequence
+
+from envgen.errors import TaskError
+from envgen.store import Bundle
+from envgen.synthesis.catalog import build_catalog
+from envgen.synthesis.knowledge import check_knowable, says
+from envgen.synthesis.mutants import MUTANTS, MutantMaker
+from envgen.synthesis.replay import Replayed, replay_bundle, replay_fresh
+from envgen.synthesis.runner import Runner, Write
+from envgen.synthesis.schema import read_argument
+from envgen.synthesis.tasks import Workbench, workbench
+from envgen.types import Certificate, EnvironmentDraft, GateResult, Task
+
+MIN_MUTANTS = 10
+
+
+class Prover(Runner):
+    """Runs the gates of tasks of one environment."""
+
+    def __init__(self, bench: Workbench) -> None:
+        super().__init__(bench)
+        self._maker = MutantMaker(self)
+        names = [t.name for t in bench.catalog.draft.tools if _is_technical(t.name)]
+        pattern = "|".join(rf"(?<!\w){re.escape(n)}(?!\w)" for n in names)
+        self._tool_names = re.compile(pattern) if names else None
+
+    def gates(self, task: Task) -> list[GateResult]:
+        """All gates but replay, cheapest first; stops after the first that fails."""
+        results: list[GateResult] = []
+        for gate in (self.leak, self.knowable, self.noop, self.write_dropped, self.mutants):
+            results.append(gate(task))
+            if not results[-1].passed:
+                break
+        return results
+
+    def noop(self, task: Task) -> GateResult:
+        """Gate 2: doing nothing, and only reading, are rejected."""
+        reads = [
+            Write(s.tool, s.arguments)
+            for s in task.reference
+            if s.kind == "call" and not self.catalog.semantics[s.tool].writes_state
+        ]
+        for name, calls in (("nothing", list[Write]()), ("only reading", reads)):
+            if self.accepts(task, self.play(task, calls)):
+                return GateResult(gate="noop", passed=False, tried=2, detail=f"doing {name} is accepted")
+        return GateResult(gate="noop", passed=True, tried=2)
+
+    def write_dropped(self, task: Task) -> GateResult:
+        """Gate 3: each write left out is rejected."""
+        writes = self.writes(task)
+        for index, write in enumerate(writes):
+            if self.accepts(task, self.play(task, writes[:index] + writes[index + 1 :])):
+                detail = f"without write {index} ({write.tool}) the state is still accepted"
+                return GateResult(gate="write_dropped", passed=False, tried=len(writes), detail=detail)
+        passed = bool(writes)
+        return GateResult(
+            gate="write_dropped",
+            passed=passed,
+            tried=len(writes),
+            detail="" if passed else "the task writes nothing",
+        )
+
+    def mutants(self, task: Task) -> GateResult:
+        """Gate 4: at least ten wrong variants are rejected."""
+        tried = 0
+        for label, calls in self._maker.variants(task, random.Random(f"mutants/{task.seed}")):
+            state = self.play(task, calls)
+            tried += 1
+            if self.accepts(task, state):
+                return GateResult(gate="mutants", passed=False, tried=tried, detail=f"accepted: {label}")
+            if tried == MUTANTS:
+                break
+        passed = tried >= MIN_MUTANTS
+        detail = "" if passed else f"only {tried} wrong variants exist, expected {MIN_MUTANTS}"
+        return GateResult(gate="mutants", passed=passed, tried=tried, detail=detail)
+
+    def knowable(self, task: Task) -> GateResult:
+        """Gate 6: see `envgen.synthesis.knowledge.check_knowable`."""
+        try:
+            outputs = self.outputs(task)
+        except TaskError as error:
+            return GateResult(gate="knowable", passed=False, detail=str(error))
+        return check_knowable(task, outputs, self.catalog)
+
+    def leak(self, task: Task) -> GateResult:
+        """Gate 8: no tool names, ids, hidden facts, or values to be looked up or computed in the
+        instruction."""
+        text = task.instruction
+        found = self._tool_names.search(text) if self._tool_names else None
+        if found:
+            return GateResult(gate="leak", passed=False, detail=f"tool name {found.group()!r}")
+        words = set(re.findall(r"[\w-]+", text))
+        for collection in self.schema.collections:
+            if not collection.key_generated or self.bench.styles[collection.name].integer:
+                continue
+            for state in (task.initial_state, *task.accepted_states):
+                for key in state.get(collection.name, {}):
+                    if key in words:
+                        return GateResult(gate="leak", passed=False, detail=f"id {key!r}")
+        tried = 0
+        for step in task.reference:
+            for source in step.sources:
+                if source.kind not in ("output", "reasoning", "user_fact"):
+                    continue
+                tried += 1
+                value = read_argument(step.arguments, source.param)
+                if says(text, value):
+                    detail = f"{source.param}={value!r} should be looked up"
+                    return GateResult(gate="leak", passed=False, tried=tried, detail=detail)
+        return GateResult(gate="leak", passed=True, tried=tried)
+
+
+def _is_technical(name: str) -> bool:
+    """True for names no person would say: ``list_tasks``, ``getEvent``. ``follow`` is a word, and no leak."""
+    return "_" in name or "-" in name or any(c.isupper() or c.isdigit() for c in name[1:])
+
+
+def draft_of(bundle: Bundle) -> EnvironmentDraft:
+    """The environment of a bundle as a draft."""
+    return EnvironmentDraft(
+        name=bundle.name,
+        state_schema=bundle.state_schema,
+        semantics=bundle.semantics,
+        tools=bundle.tools,
+        source=bundle.source,
+        policy=bundle.policy,
+        decisions=bundle.decisions,
+    )
+
+
+def replay_results(bundle: Bundle) -> dict[str, GateResult]:
+    """Gate 1 for every task of a bundle: three fresh processes agree with this one byte for byte, and all
+    accept."""
+    return judge_replays(bundle.tasks, [replay_bundle(bundle), *replay_fresh(bundle)])
+
+
+def judge_replays(tasks: Sequence[Task], runs: Sequence[Replayed]) -> dict[str, GateResult]:
+    """Gate 1 from the runs, the first of which was made in this process."""
+    results: dict[str, GateResult] = {}
+    for task in tasks:
+        answers = [run[task.id] for run in runs]
+        same = len({digest for digest, _ in answers}) == 1
+        accepted = all(ok for _, ok in answers)
+        detail = (
+            "" if same and accepted else ("a run is not accepted" if same else "runs differ byte for byte")
+        )
+        results[task.id] = GateResult(
+            gate="replay", passed=same and accepted, tried=len(runs) - 1, detail=detail
+        )
+    return results
+
+
+def validate(bundle: Bundle) -> tuple[Certificate, ...]:
+    """Prove every task of a bundle again, all gates, from what is in the bundle. Raises UnsafeCodeError
+    for its code."""
+    seed = bundle.manifest.get("seed", 0)
+    prover = Prover(
+        workbench(
+            build_catalog(draft_of(bundle)), bundle.environment_id, seed if isinstance(seed, int) else 0
+        )
+    )
+    replayed = replay_results(bundle)
+    return tuple(
+        Certificate(task_id=task.id, gates=(replayed[task.id], *prover.gates(task))) for task in bundle.tasks
+    )
+
+
+def certify(bundle: Bundle, task: Task) -> Certificate:
+    """All in-process gates of one task of a bundle (gate 1 needs fresh processes: see `validate`)."""
+    seed = bundle.manifest.get("seed", 0)
+    prover = Prover(
+        workbench(
+            build_catalog(draft_of(bundle)), bundle.environment_id, seed if isinstance(seed, int) else 0
+        )
+    )
+    return Certificate(task_id=task.id, gates=tuple(prover.gates(task)))

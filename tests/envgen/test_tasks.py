@@ -1,0 +1,196 @@
+"""Reasoning by hand, and tasks of the hand-written notes environment read independently."""
+
+import re
+from functools import cache
+from typing import Any
+
+import orjson
+import pytest
+
+from envgen.errors import TaskError
+from envgen.runtime.env import open_env
+from envgen.store import Bundle, environment_identity
+from envgen.synthesis.blueprint import fetch, infer, resolve, work_out
+from envgen.synthesis.catalog import build_catalog
+from envgen.synthesis.certify import Prover
+from envgen.synthesis.pipeline import make_bundle
+from envgen.synthesis.shapes import difficulty
+from envgen.synthesis.tasks import workbench
+from envgen.types import BlueprintNode, Message, Task, ToolCall
+from tests.envgen.mock_domain import DOC, mock_draft
+
+RESULT = [
+    {"id": "E1", "name": "Fair", "price": 12, "kind": "a"},
+    {"id": "E2", "name": "Gala", "price": 7, "kind": "b"},
+    {"id": "E3", "name": "Tour", "price": 30, "kind": "a"},
+]
+
+
+def node(reasoning: Any, **more: Any) -> BlueprintNode:
+    return BlueprintNode(id="r0", kind="reasoning", reasoning=reasoning, elements=("0:[]",), **more)
+
+
+def test_paths() -> None:
+    assert resolve("[].id", RESULT) == [("[0].id", "E1"), ("[1].id", "E2"), ("[2].id", "E3")]
+    assert resolve("items[].a.b", {"items": [{"a": {"b": 1}}, {"a": {}}]}) == [("items[0].a.b", 1)]
+    assert fetch("[1].price", RESULT) == 7
+    assert fetch("[9].price", RESULT) is None
+    assert fetch("", RESULT) is RESULT
+
+
+@pytest.mark.parametrize(
+    ("wanted", "answers", "said"),
+    [
+        (
+            node("argmin", over="price", answer="id", order="min"),
+            ["E2"],
+            "price: 12, 7, 30 -> lowest 7 is E2",
+        ),
+        (
+            node("argmax", over="price", answer="name", order="max"),
+            ["Tour"],
+            "price: 12, 7, 30 -> highest 30 is Tour",
+        ),
+        (node("filter", over="kind", answer="id", value="a"), ["E1", "E3"], "price a: E1, E3"),
+        (node("lookup", over="price", answer="id", value=30), ["E3"], "price 30: E3"),
+        (node("sum", over="price"), [49], "12+7=19; 19+30=49"),
+        (node("count", answer="id"), [3], "1 E1, 2 E2, 3 E3 -> 3"),
+        (node("count", over="kind", answer="id", value="a"), [2], "1 E1, 2 E3 -> 2"),
+        (
+            node("compare", over="price", answer="id", among="name", names=("Fair", "Tour"), order="max"),
+            ["E3"],
+            "price: 12, 30 -> higher 30 is E3",
+        ),
+    ],
+)
+def test_reasoning_by_hand(wanted: BlueprintNode, answers: list[Any], said: str) -> None:
+    assert infer(wanted, [RESULT]) == answers
+    assert work_out(wanted, [RESULT], "price") == said
+
+
+def test_ties_and_gaps_are_errors() -> None:
+    tied = [{"id": "A", "n": 1}, {"id": "B", "n": 1}]
+    with pytest.raises(TaskError, match="ambiguous"):
+        infer(node("argmin", over="n", answer="id", order="min"), [tied])
+    with pytest.raises(TaskError, match="needs n"):
+        infer(node("argmax", over="n", answer="id", order="max"), [[{"id": "A", "n": 1}, {"id": "B"}]])
+    with pytest.raises(TaskError, match="0 records"):
+        infer(node("filter", over="n", answer="id", value=5), [tied])
+    with pytest.raises(TaskError, match="2 records"):
+        infer(node("lookup", over="n", answer="id", value=1), [tied])
+
+
+def test_difficulty_levels() -> None:
+    assert difficulty(2, 0) == 1
+    assert difficulty(3, 0) == 1
+    assert difficulty(3, 1) == 2
+    assert difficulty(4, 0) == 2
+    assert difficulty(5, 0) == difficulty(7, 2) == 3
+    assert difficulty(8, 0) == 4
+
+
+@cache
+def bundle() -> Bundle:
+    return make_bundle(DOC, mock_draft(), tasks=60, heldout=15, seed=5)
+
+
+def tasks() -> tuple[Task, ...]:
+    return bundle().tasks
+
+
+def test_every_task_looks_up_writes_and_never_says_an_id() -> None:
+    for task in tasks():
+        calls = [s for s in task.reference if s.kind == "call"]
+        tools = [s.tool for s in calls]
+        assert len(calls) >= 2
+        assert tools[0].startswith("list_")
+        assert any(t.startswith(("create_", "update_", "delete_")) for t in tools)
+        keys = {key for table in task.initial_state.values() for key in table}
+        assert not keys & set(re.findall(r"\w+", task.instruction))
+        assert not any(tool in task.instruction for tool in tools)
+
+
+def test_instructions_read_as_sentences() -> None:
+    for task in tasks():
+        text = task.instruction
+        assert text[0].isupper() and text[-1] in ".?"
+        assert "  " not in text and "{" not in text and "_" not in text
+        assert len(text) <= 200 + 240
+    assert len({task.instruction for task in tasks()}) == len(tasks())
+
+
+def test_worlds_are_whole_small_and_without_ties() -> None:
+    for task in tasks():
+        notebooks, notes = task.initial_state["notebooks"], task.initial_state["notes"]
+        assert 2 <= len(notebooks) <= 6 and len(notes) >= 2
+        assert all(note["notebook_id"] in notebooks for note in notes.values())
+        assert all(record["id"] == key for table in (notebooks, notes) for key, record in table.items())
+        titles = [note["title"] for note in notes.values()]
+        assert len(set(titles)) == len(titles)
+        priorities = [note["priority"] for note in notes.values() if "priority" in note]
+        assert len(set(priorities)) == len(priorities)
+        assert list(notes) != sorted(notes) or len(notes) < 4
+
+
+def test_superlatives_mean_what_they_say() -> None:
+    """Read the goal from the words alone; find the record in the initial state without the planner."""
+    checked = 0
+    for task in tasks():
+        found = re.search(
+            r"(?:Delete|Remove|Get rid of|delete|remove|get rid of) the note with the "
+            r"(lowest|highest) priority "
+            r'(?:in|of) the notebook "([^"]+)"',
+            task.instruction,
+        )
+        if not found:
+            continue
+        pick = min if found.group(1) == "lowest" else max
+        book = next(k for k, b in task.initial_state["notebooks"].items() if b["name"] == found.group(2))
+        notes = [n for n in task.initial_state["notes"].values() if n["notebook_id"] == book]
+        wanted = pick(notes, key=lambda n: n["priority"])
+        assert wanted["id"] not in task.accepted_states[0]["notes"]
+        checked += 1
+    assert checked >= 1
+
+
+def test_references_succeed_through_the_env() -> None:
+    made = bundle()
+    asked = 0
+    for task in made.tasks:
+        env = open_env(made, task)
+        env.start()
+        for step in task.reference:
+            if step.kind == "ask":
+                asked += 1
+                reply = env.step(Message(role="assistant", content=step.text)).observations[0].content
+                fact = next(f for f in task.facts if not f.stated)
+                assert reply == fact.sentence and str(fact.value) not in task.instruction
+            else:
+                call = ToolCall(id="1", name=step.tool, arguments=orjson.dumps(step.arguments).decode())
+                assert env.step(Message(role="assistant", tool_calls=(call,))).tool_errors == 0
+        assert env.step(Message(role="assistant", content=task.closing)).done
+        assert env.verdict().success
+    assert asked >= 3
+
+
+def test_blueprints_are_acyclic_and_name_their_steps() -> None:
+    for task in tasks():
+        order = {n.id: i for i, n in enumerate(task.blueprint.nodes)}
+        assert {s.node for s in task.reference} <= set(order)
+        assert all(order[e.source] < order[e.target] for e in task.blueprint.edges)
+        thoughtful = [s for s in task.reference if s.thought]
+        reasoning = [n for n in task.blueprint.nodes if n.kind == "reasoning"]
+        assert bool(thoughtful) == bool(reasoning)
+
+
+def test_sources_trace_to_earlier_results() -> None:
+    draft = mock_draft()
+    prover = Prover(workbench(build_catalog(draft), environment_identity(draft), 5))
+    for task in tasks():
+        outputs = prover.outputs(task)
+        for index, step in enumerate(task.reference):
+            for source in step.sources:
+                if source.kind == "output":
+                    at, _, path = source.detail.partition(":")
+                    assert int(at) < index
+                    assert fetch(path, outputs[int(at)]) == step.arguments[source.param]
