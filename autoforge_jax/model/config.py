@@ -1,0 +1,140 @@
+"""Shape of a dense Qwen3 model, from our config or from a Hugging Face `config.json`. No JAX."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from autoforge_jax.config import ModelConfig
+from autoforge_jax.errors import WeightsError
+
+
+@dataclass(frozen=True)
+class Qwen3Config:
+    """Everything that decides the shapes and the arithmetic of a dense Qwen3."""
+
+    vocab_size: int
+    num_layers: int = 4
+    hidden_size: int = 128
+    intermediate_size: int = 384
+    num_heads: int = 4
+    num_kv_heads: int = 2
+    head_dim: int = 32
+    rope_theta: float = 10_000.0
+    rms_norm_eps: float = 1e-6
+    tie_embeddings: bool = True
+    max_position: int = 2048
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Compute type. Parameters are float32 whatever this says."""
+    remat: bool = False
+    """Recompute each layer in the backward pass: one layer's activations in memory at a time, about a third
+    more work."""
+    attention_chunk: int = 128
+    """Queries per attention block at least (at most four times as many); keys after a block's last query are
+    never read."""
+
+    def __post_init__(self) -> None:
+        if self.num_heads % self.num_kv_heads:
+            raise WeightsError(
+                f"num_heads {self.num_heads} is not a multiple of num_kv_heads {self.num_kv_heads}: every "
+                "key/value head serves the same number of query heads"
+            )
+        if self.head_dim % 2:
+            raise WeightsError(f"head_dim {self.head_dim} is odd; rotary embeddings turn pairs of channels")
+
+    @property
+    def num_parameters(self) -> int:
+        """Trained numbers, embeddings included (once when tied)."""
+        d, q, kv = self.hidden_size, self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        layer = 2 * d * q + 2 * d * kv + 3 * d * self.intermediate_size + 2 * d + 2 * self.head_dim
+        return (1 if self.tie_embeddings else 2) * self.vocab_size * d + self.num_layers * layer + d
+
+    @staticmethod
+    def from_model_config(config: ModelConfig, vocab_size: int) -> Qwen3Config:
+        """The `[model]` section of a run plus the tokenizer's vocabulary size."""
+        return Qwen3Config(
+            vocab_size=vocab_size,
+            num_layers=config.num_layers,
+            hidden_size=config.hidden_size,
+            intermediate_size=config.intermediate_size,
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            rope_theta=config.rope_theta,
+            rms_norm_eps=config.rms_norm_eps,
+            tie_embeddings=config.tie_embeddings,
+            max_position=config.max_position,
+            dtype=config.dtype,
+        )
+
+    @staticmethod
+    def from_hf(tree: Mapping[str, Any]) -> Qwen3Config:
+        """Read a parsed `config.json` (transformers 4 or 5 spelling).
+
+        Raises WeightsError for another architecture and for features that would change the result and are not
+        built (rope scaling, sliding windows, attention bias, another activation).
+        """
+        kind = tree.get("model_type")
+        if kind != "qwen3":
+            raise WeightsError(f"config.json: model_type is {kind!r}, expected 'qwen3' (dense)")
+        rope = dict(tree.get("rope_parameters") or tree.get("rope_scaling") or {})
+        rope_kind = rope.get("rope_type", rope.get("type", "default"))
+        refused = {
+            "rope_type": (rope_kind, "default"),
+            "attention_bias": (bool(tree.get("attention_bias", False)), False),
+            "use_sliding_window": (bool(tree.get("use_sliding_window", False)), False),
+            "hidden_act": (tree.get("hidden_act", "silu"), "silu"),
+        }
+        for name, (got, expected) in refused.items():
+            if got != expected:
+                raise WeightsError(f"config.json: {name} is {got!r}, only {expected!r} is implemented")
+        theta = rope.get("rope_theta", tree.get("rope_theta", 10_000.0))
+        stored = tree.get("dtype", tree.get("torch_dtype", "float32"))
+        try:
+            heads = int(tree["num_attention_heads"])
+            return Qwen3Config(
+                vocab_size=int(tree["vocab_size"]),
+                num_layers=int(tree["num_hidden_layers"]),
+                hidden_size=int(tree["hidden_size"]),
+                intermediate_size=int(tree["intermediate_size"]),
+                num_heads=heads,
+                num_kv_heads=int(tree.get("num_key_value_heads", heads)),
+                head_dim=int(tree.get("head_dim") or 128),  # 128 is transformers' default, not hidden/heads
+                rope_theta=float(theta),
+                rms_norm_eps=float(tree.get("rms_norm_eps", 1e-6)),
+                tie_embeddings=bool(tree.get("tie_word_embeddings", False)),
+                max_position=int(tree.get("max_position_embeddings", 32_768)),
+                dtype="bfloat16" if stored == "bfloat16" else "float32",
+            )
+        except KeyError as error:
+            raise WeightsError(f"config.json: key {error.args[0]!r} is missing") from error
+
+    def to_hf(self) -> dict[str, Any]:
+        """The `config.json` tree of this model, as transformers 5 writes it and transformers 4 reads it."""
+        return {
+            "architectures": ["Qwen3ForCausalLM"],
+            "attention_bias": False,
+            "attention_dropout": 0.0,
+            "dtype": "float32",
+            "head_dim": self.head_dim,
+            "hidden_act": "silu",
+            "hidden_size": self.hidden_size,
+            "initializer_range": 0.02,
+            "intermediate_size": self.intermediate_size,
+            "layer_types": ["full_attention"] * self.num_layers,
+            "max_position_embeddings": self.max_position,
+            "model_type": "qwen3",
+            "num_attention_heads": self.num_heads,
+            "num_hidden_layers": self.num_layers,
+            "num_key_value_heads": self.num_kv_heads,
+            "rms_norm_eps": self.rms_norm_eps,
+            "rope_parameters": {"rope_theta": self.rope_theta, "rope_type": "default"},
+            "rope_theta": self.rope_theta,
+            "sliding_window": None,
+            "tie_word_embeddings": self.tie_embeddings,
+            "torch_dtype": "float32",
+            "use_cache": True,
+            "use_sliding_window": False,
+            "vocab_size": self.vocab_size,
+        }

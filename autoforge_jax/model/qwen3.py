@@ -1,0 +1,201 @@
+"""Dense Qwen3 as transformers computes it: pre-norm blocks, RMS norm on every query and key head, rotary
+positions, grouped-query attention, SwiGLU, tied or untied output.
+
+`Qwen3` holds the parameters; the arithmetic is plain functions over a tree of arrays (`Weights`), so that the
+rollout engine and the learner run the same lines. All layers live stacked on a leading axis and one
+`lax.scan` walks them: compile time does not grow with depth. Layout of a projection: [in, out] (transposed
+against Hugging Face); logical axes: `sharding.LOGICAL_AXES`.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from autoforge_jax.model.config import Qwen3Config
+from autoforge_jax.numerics.attention import segment_attention
+
+Weights = dict[str, Any]
+"""``{"embedding": [V, D], "final_norm": [D], ["lm_head": [V, D],] "layers": {name: [L, ...]}}``, float32."""
+Layer = dict[str, Array]
+"""The arrays of one layer: ``Weights["layers"]`` without the leading axis."""
+
+
+def parameter_shapes(config: Qwen3Config) -> dict[str, tuple[int, ...]]:
+    """Path -> shape of every parameter, in the order they are initialised."""
+    c, depth, d = config, config.num_layers, config.hidden_size
+    q, kv = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
+    shapes = {
+        "embedding": (c.vocab_size, d),
+        "final_norm": (d,),
+        "layers/input_norm": (depth, d),
+        "layers/query": (depth, d, q),
+        "layers/key": (depth, d, kv),
+        "layers/value": (depth, d, kv),
+        "layers/query_norm": (depth, c.head_dim),
+        "layers/key_norm": (depth, c.head_dim),
+        "layers/output": (depth, q, d),
+        "layers/post_norm": (depth, d),
+        "layers/gate": (depth, d, c.intermediate_size),
+        "layers/up": (depth, d, c.intermediate_size),
+        "layers/down": (depth, c.intermediate_size, d),
+    }
+    return shapes if c.tie_embeddings else {**shapes, "lm_head": (c.vocab_size, d)}
+
+
+@partial(jax.jit, static_argnums=0)
+def init_arrays(config: Qwen3Config, key: Array) -> dict[str, Array]:
+    """Path -> initial value of every parameter, float32.
+
+    Norms are one; matrices are normal with variance 1/fan-in, those that write to the residual stream divided
+    by twice the depth; embeddings have variance 1/D, so that tied logits start with variance one. All come
+    from one draw: a draw per parameter would compile a generator per shape.
+    """
+    shapes = parameter_shapes(config)
+    matrices = {path: shape for path, shape in shapes.items() if not path.endswith("norm")}
+    ends = np.cumsum([math.prod(shape) for shape in matrices.values()])
+    pieces = jnp.split(jax.random.normal(key, (int(ends[-1]),), jnp.float32), ends[:-1])
+    arrays = {path: jnp.ones(shape, jnp.float32) for path, shape in shapes.items()}
+    for (path, shape), piece in zip(matrices.items(), pieces, strict=True):
+        scale = (shape[-1] if path in ("embedding", "lm_head") else shape[-2]) ** -0.5
+        if path in ("layers/output", "layers/down"):
+            scale *= (2 * config.num_layers) ** -0.5
+        arrays[path] = scale * piece.reshape(shape)
+    return arrays
+
+
+class StackedLayers(nnx.Module):
+    """Parameters of all decoder layers, each with a leading layer axis."""
+
+    def __init__(self, arrays: dict[str, Array]) -> None:
+        for name, value in arrays.items():
+            setattr(self, name, nnx.Param(value))
+
+
+class Qwen3(nnx.Module):
+    """A dense Qwen3. ``graphdef, params = nnx.split(model, nnx.Param)`` gives the functional form."""
+
+    def __init__(self, config: Qwen3Config, *, rngs: nnx.Rngs) -> None:
+        self.config = config
+        arrays = init_arrays(config, rngs.params())
+        self.embedding = nnx.Param(arrays["embedding"])
+        self.final_norm = nnx.Param(arrays["final_norm"])
+        if not config.tie_embeddings:
+            self.lm_head = nnx.Param(arrays["lm_head"])
+        self.layers = StackedLayers(
+            {
+                path.removeprefix("layers/"): value
+                for path, value in arrays.items()
+                if path.startswith("layers/")
+            }
+        )
+
+    def __call__(
+        self, tokens: Int[Array, "B T"], positions: Int[Array, "B T"], segment_ids: Int[Array, "B T"]
+    ) -> Float[Array, "B T D"]:
+        """Hidden states after the final norm, in the compute type.
+
+        segment_ids: 0 = padding, 1 = the row's shared prefix, ≥ 2 = one sample each (numerics.attention).
+        Rows of padding are finite and mean nothing.
+        """
+        return forward(weights_of(nnx.state(self, nnx.Param)), self.config, tokens, positions, segment_ids)
+
+    def unembedding(self) -> Float[Array, "V D"]:
+        """The output matrix: ``logits = hidden @ unembedding().T``."""
+        return unembedding(weights_of(nnx.state(self, nnx.Param)))
+
+
+def weights_of(params: nnx.State) -> Weights:
+    """Plain nested dict of arrays of a parameter state."""
+    return nnx.to_pure_dict(params)
+
+
+def unembedding(weights: Weights) -> Float[Array, "V D"]:
+    """`lm_head`, or the embedding when they are tied."""
+    return weights.get("lm_head", weights["embedding"])
+
+
+def rms_norm(x: Float[Array, "*N d"], scale: Float[Array, " d"], eps: float) -> Float[Array, "*N d"]:
+    """``x / rms(x) · scale`` over the last axis, computed in float32, returned in x's type."""
+    wide = x.astype(jnp.float32)
+    inverse = jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + jnp.float32(eps))
+    return (wide * inverse * jnp.expand_dims(scale, tuple(range(x.ndim - 1)))).astype(x.dtype)
+
+
+def rotary(
+    positions: Int[Array, "B T"], config: Qwen3Config
+) -> tuple[Float[Array, "B T h"], Float[Array, "B T h"]]:
+    """Cosine and sine [B, T, head_dim/2] of the angles, float32."""
+    half = config.head_dim // 2
+    frequencies = config.rope_theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
+    angles = positions.astype(jnp.float32)[:, :, None] * frequencies[None, None, :]
+    return jnp.cos(angles), jnp.sin(angles)
+
+
+def rotate(
+    x: Float[Array, "B T N d"], cos: Float[Array, "B T h"], sin: Float[Array, "B T h"]
+) -> Float[Array, "B T N d"]:
+    """Turn channel i with channel i + d/2 (the half-split pairing of Llama and Qwen)."""
+    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    cos, sin = cos[:, :, None, :], sin[:, :, None, :]
+    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
+
+
+def project_qkv(
+    layer: Layer,
+    x: Float[Array, "B T D"],
+    cos: Float[Array, "B T h"],
+    sin: Float[Array, "B T h"],
+    config: Qwen3Config,
+) -> tuple[Float[Array, "B T H d"], Float[Array, "B T K d"], Float[Array, "B T K d"]]:
+    """Normed and turned queries and keys, and values, of one layer."""
+    batch, length, _ = x.shape
+    h = rms_norm(x, layer["input_norm"], config.rms_norm_eps)
+    q = (h @ layer["query"].astype(h.dtype)).reshape(batch, length, config.num_heads, config.head_dim)
+    k = (h @ layer["key"].astype(h.dtype)).reshape(batch, length, config.num_kv_heads, config.head_dim)
+    v = (h @ layer["value"].astype(h.dtype)).reshape(batch, length, config.num_kv_heads, config.head_dim)
+    q = rotate(rms_norm(q, layer["query_norm"], config.rms_norm_eps), cos, sin)
+    k = rotate(rms_norm(k, layer["key_norm"], config.rms_norm_eps), cos, sin)
+    return q, k, v
+
+
+def finish_layer(
+    layer: Layer, x: Float[Array, "B T D"], attended: Float[Array, "B T H d"], config: Qwen3Config
+) -> Float[Array, "B T D"]:
+    """Output projection, residual, SwiGLU, residual."""
+    x = x + attended.reshape(*x.shape[:2], -1) @ layer["output"].astype(x.dtype)
+    h = rms_norm(x, layer["post_norm"], config.rms_norm_eps)
+    gated = jax.nn.silu(h @ layer["gate"].astype(h.dtype)) * (h @ layer["up"].astype(h.dtype))
+    return x + gated @ layer["down"].astype(h.dtype)
+
+
+def embed(weights: Weights, tokens: Int[Array, "B T"], config: Qwen3Config) -> Float[Array, "B T D"]:
+    """Input embeddings in the compute type. Ids must be in the vocabulary: JAX clamps what is not."""
+    return weights["embedding"][tokens].astype(config.dtype)
+
+
+def forward(
+    weights: Weights,
+    config: Qwen3Config,
+    tokens: Int[Array, "B T"],
+    positions: Int[Array, "B T"],
+    segment_ids: Int[Array, "B T"],
+) -> Float[Array, "B T D"]:
+    """The whole model without the output matrix; see `Qwen3.__call__`."""
+    cos, sin = rotary(positions, config)
+
+    def step(x: Array, layer: Layer) -> tuple[Array, None]:
+        q, k, v = project_qkv(layer, x, cos, sin, config)
+        attended = segment_attention(q, k, v, segment_ids, chunk=config.attention_chunk)
+        return finish_layer(layer, x, attended, config), None
+
+    body = jax.checkpoint(step) if config.remat else step
+    x, _ = jax.lax.scan(body, embed(weights, tokens, config), weights["layers"])
+    return rms_norm(x, weights["final_norm"], config.rms_norm_eps)

@@ -1,0 +1,82 @@
+"""Causal attention with segments and a shared prefix, in query blocks.
+
+Who sees whom, by row index i (query) and j (key): ``j <= i`` and (same segment, or key segment is
+`PREFIX_SEGMENT`), and neither is padding (segment 0). Positions play no part here: they only turn queries and
+keys before they come.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+PADDING_SEGMENT = 0
+"""Visible to nobody, sees nothing: its output is zero."""
+PREFIX_SEGMENT = 1
+"""The row's shared prompt prefix: every later segment of the row sees it."""
+
+HIDDEN = -1e30
+"""Score of a key that must not be seen."""
+FLOOR = -1e20
+"""Lowest peak that is subtracted: far above `HIDDEN`, so that a query that sees nothing has weights
+exp(HIDDEN - FLOOR) = 0 instead of exp(0)."""
+
+
+def visible(
+    query_segments: Int[Array, "B Q"], key_segments: Int[Array, "B S"], query_start: int
+) -> Bool[Array, "B Q S"]:
+    """Visibility of keys at row indices ``0 …`` to queries at row indices ``query_start …``."""
+    q, s = query_segments.shape[1], key_segments.shape[1]
+    causal = jnp.arange(s)[None, :] <= (query_start + jnp.arange(q))[:, None]
+    queries, keys = query_segments[:, :, None], key_segments[:, None, :]
+    same = (queries == keys) | (keys == PREFIX_SEGMENT)
+    return same & (keys != PADDING_SEGMENT) & (queries != PADDING_SEGMENT) & causal[None]
+
+
+def segment_attention(
+    q: Float[Array, "B T H d"],
+    k: Float[Array, "B T K d"],
+    v: Float[Array, "B T K d"],
+    segment_ids: Int[Array, "B T"],
+    *,
+    chunk: int,
+) -> Float[Array, "B T H d"]:
+    """Grouped-query attention over whole rows; scores and softmax in float32, output in q's type.
+
+    Queries go in blocks of `chunk` to 4 × `chunk`; a block reads only keys up to its last query, so about
+    half of the square is never computed, and the largest temporary is [B, H, 4 × chunk, T]. A query that sees
+    nothing gives zeros, also in the gradient. Measured on 2 CPU cores, forward + backward, 4 × 1024 tokens,
+    4/2 heads of 32: 110–130 ms at chunk 128, against 470 ms for one einsum over the square and 155 ms with a
+    second mask on the weights.
+    """
+    batch, length, heads, width = q.shape
+    shared, groups = k.shape[2], heads // k.shape[2]
+    # [B, K, group, T, d]: one product per key/value head and block, with the query heads of a group as more
+    # rows of it
+    q = q.reshape(batch, length, shared, groups, width).transpose(0, 2, 3, 1, 4)
+    q = q * jnp.asarray(width**-0.5, q.dtype)
+    k, v = k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3)
+    # Every block is code of its own: with more than four, compiling costs more than the skipped triangle
+    # saves
+    size = min(max(chunk, -(-length // 4)), 4 * chunk)
+    out: list[Array] = []
+    for start in range(0, length, size):
+        stop = min(start + size, length)
+        rows = q[:, :, :, start:stop].reshape(batch, shared, groups * (stop - start), width)
+        scores = jnp.einsum("bkqd,bksd->bkqs", rows, k[:, :, :stop], preferred_element_type=jnp.float32)
+        scores = scores.reshape(batch, shared, groups, stop - start, stop)
+        mask = visible(segment_ids[:, start:stop], segment_ids[:, :stop], start)
+        bias = jnp.where(mask, 0.0, HIDDEN).astype(jnp.float32)[:, None, None]
+        scores = scores + jnp.broadcast_to(bias, scores.shape)
+        # the shift cancels in the quotient, so it carries no gradient
+        peak = jax.lax.stop_gradient(jnp.maximum(jnp.max(scores, axis=-1, keepdims=True), FLOOR))
+        weights = jnp.exp(scores - peak)
+        total = jnp.sum(weights, axis=-1, keepdims=True)
+        weights = weights.astype(v.dtype).reshape(batch, shared, groups * (stop - start), stop)
+        block = jnp.einsum("bkqs,bksd->bkqd", weights, v[:, :, :stop], preferred_element_type=jnp.float32)
+        # dividing after the product touches d numbers per query instead of T
+        block = block.reshape(batch, shared, groups, stop - start, width) / jnp.where(total > 0.0, total, 1.0)
+        out.append(block.astype(v.dtype))
+    joined = jnp.concatenate(out, axis=3)
+    return joined.transpose(0, 3, 1, 2, 4).reshape(batch, length, heads, width)
