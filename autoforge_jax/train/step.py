@@ -1,0 +1,299 @@
+"""One optimiser update over any number of micro-batches of one shape.
+
+Gradients of micro-batches are summed; the loss's denominator belongs to the whole step, so the update does
+not depend on the split. A Python loop walks the micro-batches: their number may change from step to step
+without a new compilation. Buffers of the state and of the running sums are donated.
+
+An update with a gradient that is not finite, or without a loss token, is not applied: parameters, optimiser
+state and `step` stay, `skipped` grows by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+
+from autoforge_jax.config import ERPOConfig
+from autoforge_jax.data.batch import Batch
+from autoforge_jax.numerics.logprobs import DEFAULT_CHUNK, TokenLogprobs, row_logprobs
+from autoforge_jax.numerics.losses import (
+    LossOutput,
+    MetricSums,
+    PolicyLossConfig,
+    PolicyLossInputs,
+    SupervisedLossInputs,
+    add_metrics,
+    mean_metrics,
+    policy_loss,
+    supervised_loss,
+    token_shares,
+)
+from autoforge_jax.train.state import Params, TrainState
+
+Forward = Callable[[Params, jax.Array, jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
+"""(params, tokens, positions, segment_ids) -> (hidden [rows, tokens, D], unembedding [V, D])."""
+
+
+def forward_of(graphdef: nnx.GraphDef) -> Forward:
+    """The forward function of a model that was split with ``nnx.split(model, nnx.Param)``."""
+
+    def forward(
+        params: Params, tokens: jax.Array, positions: jax.Array, segment_ids: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        model: Any = nnx.merge(graphdef, params)
+        return model(tokens, positions, segment_ids), model.unembedding()
+
+    return forward
+
+
+class Objective(Protocol):
+    """A loss over a batch; a frozen dataclass, so that it is a static part of the compiled step."""
+
+    @property
+    def temperature(self) -> float:
+        """Of the distribution whose log-probs the loss reads."""
+        ...
+
+    def denominator(self, batches: Sequence[Batch]) -> float:
+        """The loss's denominator over the whole step, in numpy."""
+        ...
+
+    def __call__(self, tokens: TokenLogprobs, batch: Batch, denominator: jax.Array) -> LossOutput:
+        """The micro-batch's share of the step's loss."""
+        ...
+
+
+@dataclass(frozen=True)
+class SupervisedObjective:
+    """Weighted negative log-likelihood at temperature 1 (the SFT variant of METHOD.md §5)."""
+
+    temperature: float = 1.0
+
+    def denominator(self, batches: Sequence[Batch]) -> float:
+        """Σ loss weights."""
+        return float(sum(np.sum(np.asarray(b.loss_weight), dtype=np.float64) for b in batches))
+
+    def __call__(self, tokens: TokenLogprobs, batch: Batch, denominator: jax.Array) -> LossOutput:
+        """See `losses.supervised_loss`."""
+        inputs = SupervisedLossInputs(
+            policy_logprobs=tokens.logprobs,
+            loss_mask=batch.loss_mask,
+            loss_weight=batch.loss_weight,
+            action_mask=batch.action_mask,
+            entropy=tokens.entropy,
+            is_argmax=tokens.is_argmax,
+        )
+        return supervised_loss(inputs, denominator)
+
+
+@dataclass(frozen=True)
+class PolicyObjective:
+    """The ERPO objective (METHOD.md §4 eq. 2) under the rollouts' temperature."""
+
+    loss: PolicyLossConfig
+    temperature: float
+
+    @classmethod
+    def from_config(cls, config: ERPOConfig, temperature: float) -> PolicyObjective:
+        """`temperature` is the rollouts' (`rollout.temperature`)."""
+        names = ("ratio", "clip_low", "clip_high", "aggregation", "kl_coefficient", "kl_target")
+        return cls(PolicyLossConfig(**{name: getattr(config, name) for name in names}), temperature)
+
+    @property
+    def needs_reference(self) -> bool:
+        """True when batches must carry `ref_logprobs`."""
+        return self.loss.kl_coefficient > 0 and self.loss.kl_target == "reference"
+
+    def denominator(self, batches: Sequence[Batch]) -> float:
+        """Σ token shares: weighted loss tokens, or weighted trajectories that have any."""
+        shares = [token_shares(b.loss_weight, b.sample_loss_tokens, self.loss.aggregation) for b in batches]
+        return float(sum(np.sum(np.asarray(share), dtype=np.float64) for share in shares))
+
+    def __call__(self, tokens: TokenLogprobs, batch: Batch, denominator: jax.Array) -> LossOutput:
+        """See `losses.policy_loss`."""
+        inputs = PolicyLossInputs(
+            policy_logprobs=tokens.logprobs,
+            rollout_logprobs=batch.rollout_logprobs,
+            advantages=batch.advantages,
+            loss_mask=batch.loss_mask,
+            loss_weight=batch.loss_weight,
+            segment_ids=batch.segment_ids,
+            sample_loss_tokens=batch.sample_loss_tokens,
+            entropy=tokens.entropy,
+            ref_logprobs=batch.ref_logprobs,
+        )
+        return policy_loss(inputs, self.loss, denominator)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class _Sums:
+    """What micro-batches add up."""
+
+    grads: Params
+    loss: jax.Array
+    metrics: MetricSums
+
+
+class TrainStep:
+    """Compiled update: ``state, metrics = step(state, batches)``. Made by `make_train_step`."""
+
+    def __init__(
+        self,
+        forward: Forward,
+        optimizer: optax.GradientTransformation,
+        objective: Objective,
+        *,
+        chunk_size: int = DEFAULT_CHUNK,
+    ) -> None:
+        self.objective = objective
+        self._forward, self._optimizer, self._chunk_size = forward, optimizer, chunk_size
+        self._traces = 0
+        self._metrics: MetricSums | None = None
+        self._add = jax.jit(self._add_micro_batch, donate_argnums=(0,))
+        self._apply = jax.jit(self._update, donate_argnums=(0,))
+
+    @property
+    def compile_count(self) -> int:
+        """Programs traced so far: at most 2 (micro-batch, update), whatever the number of batches."""
+        return self._traces
+
+    def __call__(self, state: TrainState, batches: Sequence[Batch]) -> tuple[TrainState, dict[str, float]]:
+        """One update; consumes `state`. No batches, or none with a loss token, is a skipped update.
+
+        Metrics: `loss`, `grad_norm` (before clipping), `update_skipped` (0/1), and the objective's. Waits for
+        the device.
+        """
+        denominator = self.objective.denominator(batches)
+        if not batches or denominator <= 0:
+            state = replace(state, skipped=state.skipped + jnp.ones((), jnp.int32))
+            return state, {"loss": 0.0, "grad_norm": 0.0, "update_skipped": 1.0, "tokens": 0.0}
+        sums = self._accumulate(state.params, batches, denominator)
+        loss, metrics = sums.loss, sums.metrics
+        state, grad_norm, applied = self._apply(state, sums.grads, loss)
+        host: Any = jax.device_get((loss, grad_norm, applied, metrics))
+        numbers = mean_metrics(host[3])
+        return state, {
+            "loss": float(host[0]),
+            "grad_norm": float(host[1]),
+            "update_skipped": float(not host[2]),
+            **numbers,
+        }
+
+    def loss_and_gradient(
+        self, params: Params, batches: Sequence[Batch]
+    ) -> tuple[float, Params, dict[str, float]]:
+        """The step's loss, gradient and metrics without an update; for tests and diagnosis. Raises ValueError
+        without batches.
+        """
+        if not batches:
+            raise ValueError("no batches, no gradient; pass at least one")
+        sums = self._accumulate(params, batches, self.objective.denominator(batches))
+        return float(sums.loss), sums.grads, mean_metrics(sums.metrics)
+
+    def _accumulate(self, params: Params, batches: Sequence[Batch], denominator: float) -> _Sums:
+        scale = jnp.asarray(denominator, jnp.float32)
+        if self._metrics is None:
+            self._metrics = jax.eval_shape(self._sums, params, batches[0], scale).metrics
+        # Starting from zeros costs nothing and saves compiling a second program without an addition.
+        sums = _Sums(
+            grads=jax.tree.map(jnp.zeros_like, params),
+            loss=jnp.zeros((), jnp.float32),
+            metrics=jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), self._metrics),
+        )
+        for batch in batches:
+            sums = self._add(sums, params, batch, scale)
+        return sums
+
+    def _add_micro_batch(self, sums: _Sums, params: Params, batch: Batch, denominator: jax.Array) -> _Sums:
+        self._traces += 1
+        more = self._sums(params, batch, denominator)
+        return _Sums(
+            grads=jax.tree.map(jnp.add, sums.grads, more.grads),
+            loss=sums.loss + more.loss,
+            metrics=add_metrics(sums.metrics, more.metrics),
+        )
+
+    def _sums(self, params: Params, batch: Batch, denominator: jax.Array) -> _Sums:
+        def loss_fn(params: Params) -> tuple[jax.Array, MetricSums]:
+            tokens = batch_logprobs(
+                self._forward, params, batch, self.objective.temperature, self._chunk_size
+            )
+            output = self.objective(tokens, batch, denominator)
+            return output.loss, output.metrics
+
+        (loss, metrics), grads = jax.value_and_grad(loss_fn, has_aux=True)(params)
+        return _Sums(grads=grads, loss=loss, metrics=metrics)
+
+    def _update(
+        self, state: TrainState, grads: Params, loss: jax.Array
+    ) -> tuple[TrainState, jax.Array, jax.Array]:
+        self._traces += 1
+        grad_norm = optax.tree.norm(grads)
+        applied = jnp.isfinite(grad_norm) & jnp.isfinite(loss)
+        updates, opt_state = self._optimizer.update(grads, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, updates)
+        one = applied.astype(jnp.int32)
+        new = TrainState(
+            params=_choose(applied, params, state.params),
+            opt_state=_choose(applied, opt_state, state.opt_state),
+            step=state.step + one,
+            skipped=state.skipped + jnp.ones((), jnp.int32) - one,
+        )
+        return new, grad_norm, applied
+
+
+def make_train_step(
+    forward: Forward,
+    optimizer: optax.GradientTransformation,
+    objective: Objective,
+    *,
+    chunk_size: int = DEFAULT_CHUNK,
+) -> TrainStep:
+    """The train step of one phase. Keep it for the whole phase: its compiled programs belong to it."""
+    return TrainStep(forward, optimizer, objective, chunk_size=chunk_size)
+
+
+def batch_logprobs(
+    forward: Forward, params: Params, batch: Batch, temperature: float, chunk_size: int = DEFAULT_CHUNK
+) -> TokenLogprobs:
+    """Log-probs [rows, tokens] of the batch's loss tokens under `params`; 0 elsewhere."""
+    hidden, unembedding = forward(params, batch.tokens, batch.positions, batch.segment_ids)
+    return row_logprobs(
+        hidden,
+        unembedding,
+        batch.tokens,
+        batch.predictor_index,
+        batch.loss_mask,
+        temperature=temperature,
+        chunk_size=chunk_size,
+    )
+
+
+class ReferenceLogprobs:
+    """Fills `ref_logprobs` of batches under fixed parameters (the policy before ERPO). Keeps a copy of
+    `params`' references only: hand it arrays that no step donates.
+    """
+
+    def __init__(
+        self, forward: Forward, params: Params, temperature: float, *, chunk_size: int = DEFAULT_CHUNK
+    ) -> None:
+        self._params = params
+        self._function = jax.jit(
+            lambda params, batch: batch_logprobs(forward, params, batch, temperature, chunk_size).logprobs
+        )
+
+    def __call__(self, batches: Sequence[Batch]) -> list[Batch]:
+        """The batches with `ref_logprobs` filled in."""
+        return [replace(batch, ref_logprobs=self._function(self._params, batch)) for batch in batches]
+
+
+def _choose(condition: jax.Array, new: Any, old: Any) -> Any:
+    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), new, old)

@@ -1,0 +1,106 @@
+"""Learner -> engine in one process, with proof of arrival.
+
+The learner's buffers are donated by its next update, so an engine copies what it is given. A checksum per
+leaf is computed on the learner's side before and on the engine's side after; any difference is a WeightsError
+that names the leaf (DESIGN.md §10).
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from autoforge_jax.errors import WeightsError
+from autoforge_jax.train.state import Params
+
+
+class WeightTarget(Protocol):
+    """What an engine offers: take parameters under a version, and show what it holds."""
+
+    @property
+    def version(self) -> int:
+        """Version of the parameters in use."""
+        ...
+
+    @property
+    def weights(self) -> Params:
+        """The parameters in use, as they arrived. Leaf names must be those that were loaded."""
+        ...
+
+    def load(self, params: Params, version: int) -> None:
+        """Use a copy of these parameters from now on; drops every cache made with others."""
+        ...
+
+
+@dataclass(frozen=True)
+class SyncReport:
+    """One hand-over."""
+
+    version: int
+    leaves: int
+    checksum: int
+    """Of all leaves, 32 bits; equal parameters have equal checksums."""
+    seconds: float
+
+
+def sync_weights(params: Params, version: int, engine: WeightTarget) -> SyncReport:
+    """Hand `params` over to `engine` as `version` and verify what arrived, leaf by leaf.
+
+    Raises WeightsError when the engine reports another version, another structure, or other bytes.
+    """
+    start = time.perf_counter()
+    sent = leaf_checksums(params)
+    engine.load(params, version)
+    if engine.version != version:
+        raise WeightsError(
+            f"engine reports policy version {engine.version} after loading {version}; the weights were not "
+            "taken over"
+        )
+    arrived = leaf_checksums(engine.weights)
+    if sent.keys() != arrived.keys():
+        names = sorted(sent.keys() ^ arrived.keys())[:4]
+        raise WeightsError(
+            f"engine holds other parameters than it was given, e.g. {names}; do the model definitions differ?"
+        )
+    wrong = [name for name in sent if sent[name] != arrived[name]]
+    if wrong:
+        raise WeightsError(
+            f"{len(wrong)} of {len(sent)} parameters arrived changed, first {wrong[0]}; cast or "
+            "transformed after load?"
+        )
+    total = 0
+    for value in sent.values():
+        total = (total * 31 + value) % 2**32
+    return SyncReport(version, len(sent), total, time.perf_counter() - start)
+
+
+def leaf_checksums(params: Params) -> dict[str, int]:
+    """Path -> 32-bit checksum of the leaf's bits, computed on its device. Sensitive to the value and place of
+    every element.
+    """
+    paths = [leaf_name(path) for path, _ in jax.tree_util.tree_flatten_with_path(params)[0]]
+    values: Any = jax.device_get(_checksums(jax.tree.leaves(params)))
+    return dict(zip(paths, (int(v) for v in values), strict=True))
+
+
+def leaf_name(path: tuple[Any, ...]) -> str:
+    """``layers/query`` for a leaf of an `nnx.State` and of its plain dict alike."""
+    keys = [key for key in path if not (isinstance(key, jax.tree_util.GetAttrKey) and key.name == "value")]
+    return jax.tree_util.keystr(tuple(keys), simple=True, separator="/")
+
+
+@jax.jit
+def _checksums(leaves: list[jax.Array]) -> list[jax.Array]:
+    return [_checksum(leaf) for leaf in leaves]
+
+
+def _checksum(leaf: jax.Array) -> jax.Array:
+    width = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}[leaf.dtype.itemsize]
+    bits = jax.lax.bitcast_convert_type(leaf, width).astype(jnp.uint32).reshape(-1)
+    # Odd multipliers are invertible modulo 2^32: no single changed element can cancel out.
+    place = jnp.arange(bits.shape[0], dtype=jnp.uint32) * jnp.uint32(2_654_435_762) + jnp.uint32(1)
+    return jnp.sum(bits * place, dtype=jnp.uint32)
