@@ -1,0 +1,156 @@
+"""`autoforge`: train a language-model agent in synthesised environments. No JAX and no envgen until a command
+needs them.
+
+    autoforge run CONFIG      every phase: synthesis, tokenizer, references, warm start, ERPO, evaluations,
+    export, report autoforge sft CONFIG      up to and including the warm start
+    autoforge train CONFIG    ERPO from the run's warm-start checkpoint
+    autoforge eval CONFIG     evaluate the run's newest checkpoint
+    autoforge report RUN_DIR  write RUN_DIR/report.html again
+    autoforge doctor          what this machine offers
+
+Exit codes: 0 done; 2 a wrong config, file or run directory (``error: …`` lines on stderr, no traceback); 130
+and 143 after SIGINT and SIGTERM, once the step is finished and saved: the same command goes on from there.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from autoforge_jax.config import Config
+
+app = typer.Typer(
+    name="autoforge",
+    help="Tool documents in, an ERPO-trained language-model agent out.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+ConfigPath = Annotated[
+    Path, typer.Argument(metavar="CONFIG", help="A TOML file, e.g. configs/quickstart.toml.")
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY.PATH=VALUE", help="Override one key, e.g. --set erpo.steps=10. Repeatable."
+    ),
+]
+PrintConfig = Annotated[
+    bool, typer.Option("--print-config", help="Print the resolved config as TOML and stop.")
+]
+Fresh = Annotated[bool, typer.Option("--fresh", help="Delete what this run directory holds and start over.")]
+
+
+@contextmanager
+def user_errors() -> Iterator[None]:
+    """Turn the errors that both packages raise on purpose into ``error: …`` lines on stderr and exit code 2.
+
+    Anything else is a defect and keeps its traceback.
+    """
+    from autoforge_jax.errors import AutoforgeError
+    from envgen.interface import EnvgenError
+
+    try:
+        yield
+    except (AutoforgeError, EnvgenError) as error:
+        for line in str(error).splitlines() or [type(error).__name__]:
+            print(f"error: {line}", file=sys.stderr)
+        raise typer.Exit(2) from error
+
+
+def _load(config: Path, overrides: list[str] | None, print_config: bool) -> Config:
+    """The resolved config; with ``print_config`` it is printed and the command ends."""
+    from autoforge_jax.config import dump_config, load_config
+    from autoforge_jax.train.rundir import toml_text
+
+    loaded = load_config(config, overrides or [])
+    if print_config:
+        print(toml_text(dump_config(loaded)), end="")
+        raise typer.Exit(0)
+    return loaded
+
+
+def _go(command: str, config: Path, overrides: list[str] | None, print_config: bool, fresh: bool) -> None:
+    with user_errors():
+        loaded = _load(config, overrides, print_config)
+        from autoforge_jax.train.interrupt import Interrupted
+        from autoforge_jax.train.loop import execute
+
+        words = ["autoforge", command, str(config)]
+        for text in overrides or []:
+            words += ["--set", text]
+        try:
+            execute(loaded, command=command, fresh=fresh, config_name=str(config))
+        except Interrupted as stop:
+            print(f"stopped: {stop}", file=sys.stderr)
+            print(f"resume with: {shlex.join(words)}", file=sys.stderr)
+            raise typer.Exit(stop.exit_code) from stop
+
+
+@app.command()
+def run(
+    config: ConfigPath, overrides: Overrides = None, print_config: PrintConfig = False, fresh: Fresh = False
+) -> None:
+    """Run every phase; what is finished is skipped, what was interrupted goes on."""
+    _go("run", config, overrides, print_config, fresh)
+
+
+@app.command()
+def sft(
+    config: ConfigPath, overrides: Overrides = None, print_config: PrintConfig = False, fresh: Fresh = False
+) -> None:
+    """Run up to and including the supervised warm start."""
+    _go("sft", config, overrides, print_config, fresh)
+
+
+@app.command()
+def train(config: ConfigPath, overrides: Overrides = None, print_config: PrintConfig = False) -> None:
+    """Run ERPO from the warm-start checkpoint of this run."""
+    _go("train", config, overrides, print_config, fresh=False)
+
+
+@app.command(name="eval")
+def evaluate(config: ConfigPath, overrides: Overrides = None, print_config: PrintConfig = False) -> None:
+    """Evaluate the newest checkpoint of this run; evaluation settings may differ from the run's."""
+    _go("eval", config, overrides, print_config, fresh=False)
+
+
+@app.command()
+def report(
+    run_dir: Annotated[
+        Path, typer.Argument(metavar="RUN_DIR", help="The directory of a run, e.g. runs/quickstart.")
+    ],
+) -> None:
+    """Write RUN_DIR/report.html from what the run directory holds."""
+    with user_errors():
+        from autoforge_jax.report.build import write_report
+
+        print(write_report(run_dir))
+
+
+@app.command()
+def doctor() -> None:
+    """Print what this machine offers: Python, packages, JAX devices, cores, memory."""
+    with user_errors():
+        from autoforge_jax.doctor import findings
+
+        for name, value in findings():
+            print(f"{name:<22} {value}")
+
+
+def main() -> None:
+    """Entry point of the `autoforge` script."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

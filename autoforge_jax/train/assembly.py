@@ -1,0 +1,127 @@
+"""Puts the learner and the engine of one run together: model, parameters, optimisers, checkpoints, weight
+hand-over.
+
+Policy versions count optimiser steps since the beginning (warm start, then ERPO), so a version names one set
+of weights.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import jax
+from flax import nnx
+
+from autoforge_jax.errors import TrainingError
+from autoforge_jax.model.config import Qwen3Config
+from autoforge_jax.model.qwen3 import Qwen3
+from autoforge_jax.rollout.engine_jax import JaxEngine
+from autoforge_jax.rollout.render import Renderer
+from autoforge_jax.train.checkpoint import CheckpointMeta, CheckpointStore
+from autoforge_jax.train.optimizer import make_optimizer
+from autoforge_jax.train.rundir import RunDir
+from autoforge_jax.train.state import Params, TrainState, init_state
+from autoforge_jax.train.step import Forward, forward_of
+from autoforge_jax.train.weight_sync import SyncReport, sync_weights
+
+MIN_COMPILE_S = 0.5
+"""Programs that compile faster are not worth a file in the compile cache."""
+
+
+def use_compile_cache(folder: str) -> None:
+    """Keep compiled programs in `folder` between runs; an empty name turns the cache off."""
+    if folder:
+        jax.config.update("jax_compilation_cache_dir", str(Path(folder).absolute()))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", MIN_COMPILE_S)
+
+
+class Assembly:
+    """Model, engine and checkpoint stores of one run, made once and used by all its phases."""
+
+    def __init__(self, run: RunDir, renderer: Renderer, bundle_hashes: dict[str, str]) -> None:
+        config = run.config
+        use_compile_cache(config.run.compile_cache)
+        self.run, self.config, self.renderer = run, config, renderer
+        self._bundle_hashes = bundle_hashes
+        self.model_config, self._loaded = self._model()
+        model = Qwen3(self.model_config, rngs=nnx.Rngs(config.run.seed))
+        self.graphdef, self._fresh = nnx.split(model, nnx.Param)
+        self.forward: Forward = forward_of(self.graphdef)
+        self.engine = JaxEngine(
+            self.graphdef,
+            self.model_config,
+            slots=config.rollout.slots,
+            max_length=config.rollout.max_trajectory_tokens,
+            pad_id=renderer.tokenizer.pad_id,
+        )
+        self.sft_optimizer = make_optimizer(config.sft.optimizer, config.sft.steps)
+        self.erpo_optimizer = make_optimizer(
+            config.erpo.optimizer, config.erpo.steps * config.erpo.minibatches
+        )
+
+    def _model(self) -> tuple[Qwen3Config, Params | None]:
+        """The model's shape, and its parameters when `model.init_from` names a folder."""
+        vocabulary = self.renderer.tokenizer.vocab_size
+        folder = self.config.model.init_from
+        if not folder:
+            return Qwen3Config.from_model_config(self.config.model, vocabulary), None
+        from autoforge_jax.model.load_hf import load_hf, read_hf_config
+
+        shape = read_hf_config(Path(folder))
+        if shape.vocab_size < vocabulary:
+            raise TrainingError(
+                f"{folder}: {shape.vocab_size} embeddings for a tokenizer with {vocabulary} ids"
+            )
+        return shape, load_hf(Path(folder), shape)
+
+    # ------------------------------------------------------------------------------------------ parameters
+    def initial_params(self) -> Params:
+        """The parameters before any training: from `model.init_from`, or drawn with `run.seed`."""
+        return self._fresh if self._loaded is None else self._loaded
+
+    def fresh_state(self, phase: str, params: Params | None = None) -> TrainState:
+        """Step 0 of `sft` or `erpo` from `params` (the initial ones when not given)."""
+        optimizer = self.sft_optimizer if phase == "sft" else self.erpo_optimizer
+        return init_state(self.initial_params() if params is None else params, optimizer)
+
+    def sync(self, params: Params, version: int) -> SyncReport:
+        """Hand parameters to the engine and prove that they arrived."""
+        return sync_weights(params, version, self.engine)
+
+    @property
+    def parameters(self) -> int:
+        """Number of trained numbers."""
+        return self.model_config.num_parameters
+
+    # ------------------------------------------------------------------------------------------ checkpoints
+    def store(self, phase: str) -> CheckpointStore:
+        """Checkpoints of `sft` or `erpo`."""
+        return CheckpointStore(self.run.checkpoints(phase), self.config.erpo.keep_checkpoints)
+
+    def save(self, phase: str, state: TrainState, step: int, version: int) -> None:
+        """Save the state after `step` steps of a phase."""
+        meta = CheckpointMeta(
+            phase=phase,
+            step=step,
+            policy_version=version,
+            seeds={"run": self.config.run.seed},
+            cursor={
+                "next_step": step
+            },  # tasks and order are functions of (seed, step): nothing else to remember
+            config_hash=self._key(phase),
+            bundle_hashes=self._bundle_hashes,
+        )
+        self.store(phase).save(state, meta)
+
+    def restore(self, phase: str) -> tuple[TrainState, CheckpointMeta] | None:
+        """The newest checkpoint of a phase, None when it has none. CheckpointError when it belongs to another
+        run."""
+        store = self.store(phase)
+        if store.latest() is None:
+            return None
+        return store.restore(
+            self.fresh_state(phase), config_hash=self._key(phase), bundle_hashes=self._bundle_hashes
+        )
+
+    def _key(self, phase: str) -> str:
+        return self.run.keys["warm start" if phase == "sft" else "erpo"]

@@ -1,0 +1,118 @@
+"""Tokenizer and reference trajectories: what the warm start is made of. No JAX.
+
+A reference that does not fit the rollout budgets (tokens, turns, calls) could never be repeated by the
+policy: its task is left out of training and counted. Evaluation sets keep all their tasks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from autoforge_jax.config import Config, RolloutConfig
+from autoforge_jax.errors import TrainingError
+from autoforge_jax.rollout.episode import TaskItem, reference_texts, reference_trajectories
+from autoforge_jax.rollout.render import Renderer
+from autoforge_jax.rollout.tokenizer import PolicyTokenizer, train_tokenizer
+from autoforge_jax.train.interrupt import StopFlag
+from autoforge_jax.train.metrics import Reporter
+from autoforge_jax.train.phase_synthesis import take_turns
+from autoforge_jax.train.rundir import RunDir
+from autoforge_jax.types import Trajectory
+
+CHUNK = 128
+"""Reference episodes between two looks at the progress bar and the stop flag."""
+
+
+@dataclass(frozen=True)
+class References:
+    """The training tasks that fit the budgets, each with its reference trajectory."""
+
+    items: tuple[TaskItem, ...]
+    trajectories: tuple[Trajectory, ...]
+    left_out: int
+    """Training tasks whose reference does not fit."""
+
+    @property
+    def mean_tokens(self) -> float:
+        """Tokens of a reference, prefix included."""
+        return float(np.mean([len(t.token_ids) for t in self.trajectories]))
+
+
+def shuffled(items: Sequence[TaskItem], seed: int) -> list[TaskItem]:
+    """A seeded order of the items in which environments take turns."""
+    by_environment: dict[str, list[TaskItem]] = {}
+    for item in items:
+        by_environment.setdefault(item[0].environment_id, []).append(item)
+    queues: list[list[TaskItem]] = []
+    for index, tasks in enumerate(by_environment.values()):
+        order = np.random.default_rng([seed, index]).permutation(len(tasks))
+        queues.append([tasks[int(i)] for i in order])
+    return take_turns(queues)
+
+
+def make_tokenizer(run: RunDir, items: Sequence[TaskItem]) -> str:
+    """Train the tokenizer on rendered references (or take over that of `model.init_from`), save it, return
+    the result line."""
+    config = run.config
+    if config.model.init_from:
+        tokenizer = PolicyTokenizer.load(Path(config.model.init_from))
+        tokenizer.save(run.tokenizer)
+        return f"{tokenizer.vocab_size} ids, from {config.model.init_from}"
+    chosen = shuffled(items, config.run.seed)[: config.tokenizer.max_transcripts]
+    if not chosen:
+        raise TrainingError("the training bundles have no training tasks: raise synthesis.tasks_per_bundle")
+    texts = list(reference_texts(chosen, config.render))
+    tokenizer = train_tokenizer(texts, config.tokenizer.vocab_size)
+    tokenizer.save(run.tokenizer)
+    sample = texts[:200]
+    ids = sum(len(tokenizer.encode_marked(text)) for text in sample)
+    characters = sum(len(text) for text in sample)
+    ratio = f"{characters / ids:.2f} characters a token"
+    return f"{tokenizer.vocab_size} ids, {ratio}, from {len(texts)} transcripts"
+
+
+def load_renderer(run: RunDir) -> Renderer:
+    """The renderer over the run's saved tokenizer."""
+    return Renderer(PolicyTokenizer.load(run.tokenizer), run.config.render)
+
+
+def play_references(
+    config: Config, items: Sequence[TaskItem], renderer: Renderer, reporter: Reporter, stop: StopFlag
+) -> References:
+    """Play every reference through Env and ledger. TrainingError when none fits the budgets."""
+    kept: list[tuple[TaskItem, Trajectory]] = []
+    longest = 0
+    with reporter.bar("references", len(items)) as bar:
+        for start in range(0, len(items), CHUNK):
+            part = list(items[start : start + CHUNK])
+            for item, trajectory in zip(part, reference_trajectories(part, renderer), strict=True):
+                longest = max(longest, len(trajectory.token_ids))
+                if fits(trajectory, config.rollout):
+                    kept.append((item, trajectory))
+            bar.update(start + len(part), longest=longest)
+            stop.raise_if_requested("references")
+    if not kept:
+        raise TrainingError(
+            f"none of {len(items)} reference trajectories fits the rollout budgets (the longest has "
+            f"{longest} tokens, rollout.max_trajectory_tokens is "
+            f"{config.rollout.max_trajectory_tokens}): raise them"
+        )
+    return References(
+        items=tuple(item for item, _ in kept),
+        trajectories=tuple(trajectory for _, trajectory in kept),
+        left_out=len(items) - len(kept),
+    )
+
+
+def fits(trajectory: Trajectory, rollout: RolloutConfig) -> bool:
+    """True when a policy could write this trajectory within the rollout budgets."""
+    return (
+        len(trajectory.token_ids) <= rollout.max_trajectory_tokens
+        and len(trajectory.turns) <= rollout.max_turns
+        and trajectory.tool_calls <= rollout.max_tool_calls
+        and all(turn.action_end - turn.action_start <= rollout.max_turn_tokens for turn in trajectory.turns)
+    )

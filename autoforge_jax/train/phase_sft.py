@@ -1,0 +1,126 @@
+"""The warm start: supervised training on references, with probes, checkpoints and a stop while there is room
+for ERPO."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from autoforge_jax.config import Config, EvalConfig
+from autoforge_jax.data.samples import supervised_sample
+from autoforge_jax.train.assembly import Assembly
+from autoforge_jax.train.evaluate import evaluate
+from autoforge_jax.train.interrupt import StopFlag
+from autoforge_jax.train.metrics import MetricsLog, Reporter, TimeSplit
+from autoforge_jax.train.phase_references import References, shuffled
+from autoforge_jax.train.sft import ReferenceBatches, SFTResult, run_sft
+from autoforge_jax.train.state import TrainState
+from autoforge_jax.train.step import SupervisedObjective, make_train_step
+
+PHASE = "warm start"
+
+
+@dataclass(frozen=True)
+class WarmStart:
+    """How it ended."""
+
+    state: TrainState
+    steps: int
+    result: str
+
+
+def probe_config(config: Config) -> EvalConfig:
+    """Sampled once per task with the rollouts' own settings: what ERPO will see."""
+    return EvalConfig(
+        temperature=config.rollout.temperature,
+        top_p=config.rollout.top_p,
+        top_k=config.rollout.top_k,
+        max_tasks=config.sft.probe_tasks,
+    )
+
+
+def warm_start(
+    assembly: Assembly, references: References, log: MetricsLog, reporter: Reporter, stop: StopFlag
+) -> WarmStart:
+    """Train until the last step or the stop rule; resumes at the newest checkpoint. Raises Interrupted after
+    saving."""
+    config, seed = assembly.config, assembly.config.run.seed
+    samples = [supervised_sample(t, group=i) for i, t in enumerate(references.trajectories)]
+    batches = ReferenceBatches(
+        samples, config.sft, config.batch, pad_id=assembly.renderer.tokenizer.pad_id, seed=seed
+    )
+    train_step = make_train_step(assembly.forward, assembly.sft_optimizer, SupervisedObjective())
+    probe_items = shuffled(references.items, seed)[: config.sft.probe_tasks]
+    restored = assembly.restore("sft")
+    state, start = (restored[0], restored[1].step) if restored else (assembly.fresh_state("sft"), 0)
+    log.rewind(PHASE, start)
+    if success := _reached(log, config, start):  # the process died after the stop rule had spoken
+        ended = SFTResult(state, start, "success", success)
+        return WarmStart(ended.state, ended.steps, _result(ended, config))
+    times = TimeSplit()
+    clock = time.perf_counter()
+
+    def probe(done: int, state: TrainState) -> float:
+        with times.measure("probe"):
+            assembly.sync(state.params, done)
+            report = evaluate(
+                assembly.engine,
+                probe_items,
+                probe_config(config),
+                config.rollout,
+                assembly.renderer,
+                name="train_tasks",
+                seed=seed,
+            )
+        return report.success
+
+    with reporter.bar(PHASE, config.sft.steps) as bar:
+        bar.update(start)
+        shown: dict[str, Any] = {}
+
+        def on_step(done: int, state: TrainState, metrics: dict[str, float]) -> bool:
+            nonlocal clock
+            # Read once: a signal that comes later than the save waits for the next step.
+            stopping = stop.requested
+            due = done % config.sft.probe_every == 0 or done == config.sft.steps or stopping
+            if due:
+                with times.measure("checkpoint"):
+                    assembly.save("sft", state, done, done)
+            spent = times.take()
+            now = time.perf_counter()
+            seconds = {"train": round(now - clock - sum(spent.values()), 4), **spent}
+            clock = now
+            compiles = {
+                "compiles": train_step.compile_count,
+                "engine_compiles": assembly.engine.stats()["compiles"],
+            }
+            log.write(PHASE, done, metrics | compiles | {"seconds": seconds})
+            shown.update(loss=metrics["loss"], entropy=metrics["action/entropy"])
+            if "probe_success" in metrics:
+                shown["success"] = metrics["probe_success"]
+            bar.update(done, **shown)
+            return stopping
+
+        ended = run_sft(
+            state, train_step, batches, config.sft, start_step=start, on_step=on_step, probe=probe
+        )
+    if ended.ended == "stopped":
+        stop.raise_if_requested(f"{PHASE}: saved after step {ended.steps} of {config.sft.steps}")
+    return WarmStart(ended.state, ended.steps, _result(ended, config))
+
+
+def _reached(log: MetricsLog, config: Config, step: int) -> float | None:
+    """The probe's value at `step` when it met the stop rule, else None."""
+    value = next((row.get("probe_success") for row in log.rows(PHASE) if row["step"] == step), None)
+    met = value is not None and value >= config.sft.stop_at_success and step >= config.sft.min_steps
+    return value if met else None
+
+
+def _result(ended: SFTResult, config: Config) -> str:
+    text = f"{ended.steps} steps"
+    if ended.probe_success is not None:
+        text += f", sampled success on training tasks {ended.probe_success:.1%}"
+    if ended.ended == "success":
+        text += f", stopped at {config.sft.stop_at_success:.0%} to leave ERPO room"
+    return text

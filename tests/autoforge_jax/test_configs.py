@@ -1,0 +1,56 @@
+"""Every shipped config parses, names documents that exist, and changes only what it says."""
+
+from pathlib import Path
+
+import pytest
+
+from autoforge_jax.config import Config, dump_config, load_config, parse_config
+from autoforge_jax.train.rundir import flatten, toml_text
+
+ROOT = Path(__file__).resolve().parents[2]
+CONFIGS = sorted((ROOT / "configs").rglob("*.toml"))
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: str(path.relative_to(ROOT / "configs")))
+def test_a_shipped_config_parses_and_its_documents_exist(path: Path) -> None:
+    config = load_config(path)
+    assert config != Config()
+    assert config.synthesis.documents
+    for document in (*config.synthesis.documents, *config.synthesis.heldout_documents):
+        assert (ROOT / document).is_file(), document
+    assert path.read_text().startswith("#"), "a config says in its first line what it is for"
+
+
+def test_the_expected_configs_ship() -> None:
+    names = {str(path.relative_to(ROOT / "configs")) for path in CONFIGS}
+    assert names >= {
+        "quickstart.toml", "train/cpu_study.toml", "debug/tiny.toml", "ablations/group_advantage.toml",
+        "ablations/sequence_ratio.toml", "eval/sampled8.toml",
+    }  # fmt: skip
+
+
+def test_quickstart_trains_on_four_documents_and_holds_one_environment_out() -> None:
+    config = load_config(ROOT / "configs" / "quickstart.toml")
+    assert len(config.synthesis.documents) >= 4 and len(config.synthesis.heldout_documents) >= 1
+
+
+@pytest.mark.parametrize(
+    ("name", "keys"),
+    [
+        ("ablations/group_advantage.toml", {"run.name", "erpo.advantage"}),
+        ("ablations/sequence_ratio.toml", {"run.name", "erpo.ratio", "erpo.clip_low", "erpo.clip_high"}),
+    ],
+)
+def test_an_ablation_differs_from_the_study_in_nothing_else(name: str, keys: set[str]) -> None:
+    study = flatten(dump_config(load_config(ROOT / "configs" / "train" / "cpu_study.toml")))
+    other = flatten(dump_config(load_config(ROOT / "configs" / name)))
+    assert {key for key in study.keys() | other.keys() if study.get(key) != other.get(key)} == keys
+
+
+def test_a_resolved_config_survives_its_toml_text(tmp_path: Path) -> None:
+    config = parse_config(
+        {"run": {"name": 'odd "name" \\ ü\n'}, "sft": {"optimizer": {"learning_rate": 1e-7}}}
+    )
+    path = tmp_path / "c.toml"
+    path.write_text(toml_text(dump_config(config)), encoding="utf-8")
+    assert load_config(path) == config
