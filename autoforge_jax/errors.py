@@ -1,7 +1,8 @@
 """Errors of the trainer, named after the boundary that was crossed.
 
     AutoforgeError
-    ├── ConfigError       a config file or override is wrong: unknown key, wrong type, missing file (exit code 2)
+    ├── ConfigError       a config file or override is wrong: unknown key, wrong type, missing file (exit code
+    2)
     ├── LedgerError       the token ledger is broken: missing log-probs, changed prefix, lengths that differ
     ├── PolicyError       an engine failed or was asked for something impossible
     ├── WeightsError      weights on disk do not fit the model, or did not arrive

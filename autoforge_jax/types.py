@@ -1,8 +1,10 @@
 """The nouns of the trainer in flow order. No JAX here; numpy arrays only where a batch is meant.
 
     SamplingParams, SampleRequest -> SampleOutput        rollout.policy      one turn of the policy
-    Turn, Trajectory -> TrajectoryGroup                  rollout.episode     one episode; the rollouts of one task
-    TrainingSample                                       data.samples        what the learner gets of a trajectory
+    Turn, Trajectory -> TrajectoryGroup                  rollout.episode     one episode; the rollouts of one
+    task
+    TrainingSample                                       data.samples        what the learner gets of a
+    trajectory
     Batch                                                data.batch          packed arrays (a pytree)
     EvalReport                                           train.evaluate
 
@@ -22,7 +24,8 @@ from envgen.interface import FieldDifference, Message, StopReason
 class SamplingParams:
     """How one turn is sampled.
 
-    temperature 0 is greedy: the argmax, with its log-prob under temperature 1. For temperature > 0 the log-prob is that of
+    temperature 0 is greedy: the argmax, with its log-prob under temperature 1. For temperature > 0 the
+    log-prob is that of
     softmax(logits / temperature), not renormalised for top_k/top_p (SGLang's meaning).
     """
 
@@ -37,7 +40,8 @@ class SamplingParams:
 
 @dataclass(frozen=True)
 class SampleRequest:
-    """One turn to sample: the whole context so far, as ids. An engine may keep a cache per `session_id`; the context of a session
+    """One turn to sample: the whole context so far, as ids. An engine may keep a cache per `session_id`; the
+    context of a session
     only ever grows, and an engine that sees another prefix raises LedgerError."""
 
     session_id: str
@@ -46,7 +50,8 @@ class SampleRequest:
     seed: int
     """Sampling is a function of (weights, token_ids, params, seed)."""
     prefix_length: int = 0
-    """The first so many ids are shared by every session of the same environment (system prompt and tools): a hint."""
+    """The first so many ids are shared by every session of the same environment (system prompt and tools): a
+    hint."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +82,8 @@ class Turn:
 class Trajectory:
     """The record of one episode: one append-only token sequence and everything needed to read it.
 
-    `token_ids`, `action_mask` and `rollout_logprobs` have equal length; log-probs are NaN where the mask is False, never where it
+    `token_ids`, `action_mask` and `rollout_logprobs` have equal length; log-probs are NaN where the mask is
+    False, never where it
     is True (LedgerError).
     """
 
@@ -138,7 +144,8 @@ class TrajectoryGroup:
 
 @dataclass(frozen=True)
 class TrainingSample:
-    """What the learner gets of one trajectory. All sequences have equal length L; position t's values speak of token t."""
+    """What the learner gets of one trajectory. All sequences have equal length L; position t's values speak
+    of token t."""
 
     token_ids: tuple[int, ...]
     action_mask: tuple[bool, ...]
@@ -197,4 +204,5 @@ class EvalReport:
     sampling: dict[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
     excluded: int = 0
-    """Attempts left out: engine or environment failures, user errors. In `stop_reasons` they are counted all the same."""
+    """Attempts left out: engine or environment failures, user errors. In `stop_reasons` they are counted all
+    the same."""

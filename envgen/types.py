@@ -1,4 +1,5 @@
-"""The nouns of envgen, in flow order: documents -> state schema and tools -> blueprint and task -> certificate -> bundle.
+"""The nouns of envgen, in flow order: documents -> state schema and tools -> blueprint and task ->
+certificate -> bundle.
 
     ToolDoc(ToolSpec(FieldSpec))            what a document says                    envgen.tooldocs
     StateSchema(Collection(StateField))     what an environment remembers           envgen.proposers
@@ -10,7 +11,8 @@
     Message, ToolCall                       what agent, user and tools say          envgen.runtime.env
     Bundle                                  all of it, hashed                       envgen.store
 
-All are frozen pydantic models that reject unknown fields, so that a file or a model reply is checked where it enters.
+All are frozen pydantic models that reject unknown fields, so that a file or a model reply is checked where it
+enters.
 States are plain JSON: ``StateData = {collection: {key as string: record}}``.
 """
 
@@ -107,7 +109,18 @@ class LintFinding(Frozen):
 
 # ------------------------------------------------------------------------------------------------ environment
 StateFieldType = Literal[
-    "string", "text", "integer", "number", "boolean", "date", "datetime", "time", "enum", "array", "object", "id"
+    "string",
+    "text",
+    "integer",
+    "number",
+    "boolean",
+    "date",
+    "datetime",
+    "time",
+    "enum",
+    "array",
+    "object",
+    "id",
 ]
 
 
@@ -123,7 +136,8 @@ class StateField(Frozen):
     references: str = ""
     """Collection this field is a foreign key into, or empty."""
     policy: Literal["exact", "exempt", "normalised"] = "exact"
-    """How the grader compares it: generated ids are matched up to renaming whatever this says; clocks are exempt."""
+    """How the grader compares it: generated ids are matched up to renaming whatever this says; clocks are
+    exempt."""
     default: Any = None
     """Value a new record gets when the creating tool is not told one."""
     description: str = ""
@@ -141,7 +155,8 @@ class Collection(Frozen):
     key: str
     """Primary key field."""
     key_generated: bool = True
-    """True when the environment mints the key at creation; False when the caller names it (username, slug)."""
+    """True when the environment mints the key at creation; False when the caller names it (username,
+    slug)."""
     label: str = ""
     """The field a person knows the record by (name, title, username), or empty."""
     singleton: bool = False
@@ -164,7 +179,18 @@ class StateSchema(Frozen):
 
 
 Verb = Literal[
-    "get", "list", "search", "create", "update", "delete", "set", "toggle", "link", "unlink", "count", "aggregate"
+    "get",
+    "list",
+    "search",
+    "create",
+    "update",
+    "delete",
+    "set",
+    "toggle",
+    "link",
+    "unlink",
+    "count",
+    "aggregate",
 ]
 
 
@@ -172,8 +198,10 @@ class ParamBinding(Frozen):
     """``param`` of the tool carries ``field`` of ``collection``."""
 
     param: str
-    """A dotted path reaches into an object argument: ``article.title`` is member ``title`` of argument ``article``
-    (`envgen.synthesis.schema.place_argument` builds such arguments). Several filters of one param mean any of them."""
+    """A dotted path reaches into an object argument: ``article.title`` is member ``title`` of argument
+    ``article``
+    (`envgen.synthesis.schema.place_argument` builds such arguments). Several filters of one param mean any of
+    them."""
     collection: str
     field: str
     op: Literal["eq", "contains", "ge", "le", "in"] = "eq"
@@ -182,7 +210,8 @@ class ParamBinding(Frozen):
 
 
 class OutputBinding(Frozen):
-    """``path`` into the tool's JSON result holds ``field`` of ``collection``. ``[]`` stands for any element: ``[].id``."""
+    """``path`` into the tool's JSON result holds ``field`` of ``collection``. ``[]`` stands for any element:
+    ``[].id``."""
 
     path: str
     collection: str
@@ -192,7 +221,16 @@ class OutputBinding(Frozen):
 class Precondition(Frozen):
     """The tool answers an error unless this holds for the record it acts on."""
 
-    kind: Literal["exists", "field_equals", "field_not_equals", "field_in", "linked", "not_linked", "unique", "no_children"]
+    kind: Literal[
+        "exists",
+        "field_equals",
+        "field_not_equals",
+        "field_in",
+        "linked",
+        "not_linked",
+        "unique",
+        "no_children",
+    ]
     collection: str
     field: str = ""
     value: Any = None
@@ -201,16 +239,31 @@ class Precondition(Frozen):
 
 
 class ResultNode(Frozen):
-    """One node of a tool's JSON result, as data: what the generated Python builds (`envgen.synthesis.functions`)."""
+    """One node of a tool's JSON result, as data: what the generated Python builds
+    (`envgen.synthesis.functions`)."""
 
     kind: Literal[
-        "record", "records", "view", "object", "field", "follow", "count", "page", "constant", "code", "distinct",
+        "record",
+        "records",
+        "view",
+        "object",
+        "field",
+        "follow",
+        "count",
+        "page",
+        "constant",
+        "code",
+        "distinct",
         "children",
     ]
-    """``record``/``records``: the record(s) acted on, whole. ``view``: the record(s) with only ``children`` shown.
-    ``object``: a wrapper. ``field``: one field of the record. ``follow``: the record behind foreign key ``field``.
-    ``count``: number of matches. ``page``: the paging number called ``field``. ``constant``: ``value``. ``code``: a text
-    made from the record's key. ``distinct``: the distinct values of ``field``. ``children``: number of records
+    """``record``/``records``: the record(s) acted on, whole. ``view``: the record(s) with only ``children``
+    shown.
+    ``object``: a wrapper. ``field``: one field of the record. ``follow``: the record behind foreign key
+    ``field``.
+    ``count``: number of matches. ``page``: the paging number called ``field``. ``constant``: ``value``.
+    ``code``: a text
+    made from the record's key. ``distinct``: the distinct values of ``field``. ``children``: number of
+    records
     of ``collection`` below the record (with ``field`` true, if named)."""
     name: str = ""
     """Key in the parent object; empty at the root."""
@@ -232,7 +285,8 @@ class Ordering(Frozen):
 
 
 class ToolSemantics(Frozen):
-    """What one tool does to the state, as data: the planner's view. The generated Python is the authority; tests hold
+    """What one tool does to the state, as data: the planner's view. The generated Python is the authority;
+    tests hold
     the two together."""
 
     tool: str
@@ -251,7 +305,8 @@ class ToolSemantics(Frozen):
     toggles: str = ""
     """Boolean field that is flipped."""
     ignored: tuple[str, ...] = ()
-    """Accepted parameters without effect on the state: headers, idempotency keys. Never silently: named here."""
+    """Accepted parameters without effect on the state: headers, idempotency keys. Never silently: named
+    here."""
     paging: tuple[str, ...] = ()
     """Parameters that cut the result into pages (honoured by the function)."""
     preconditions: tuple[Precondition, ...] = ()
@@ -267,14 +322,17 @@ class ToolSemantics(Frozen):
     increments: dict[str, int] = Field(default_factory=dict)
     """Numeric fields that change by a fixed amount: ``{"favoritesCount": 1}``."""
     from_session: dict[str, str] = Field(default_factory=dict)
-    """Field of the new record -> field of the singleton ``session`` it is taken from (the author is the current user)."""
+    """Field of the new record -> field of the singleton ``session`` it is taken from (the author is the
+    current user)."""
     where: dict[str, Any] = Field(default_factory=dict)
     """Fixed conditions of a list; a dotted path follows a foreign key: ``{"author.following": True}``."""
     where_session: dict[str, str] = Field(default_factory=dict)
-    """Like ``where``, with the value taken from a field of the singleton ``session``: ``{"created_by": "username"}``."""
+    """Like ``where``, with the value taken from a field of the singleton ``session``: ``{"created_by":
+    "username"}``."""
     ordering: Ordering | None = None
     result: ResultNode | None = None
-    """Shape of the JSON result; None means the whole record (``get``, ``create``), a list of them, or ``{"deleted": key}``."""
+    """Shape of the JSON result; None means the whole record (``get``, ``create``), a list of them, or
+    ``{"deleted": key}``."""
 
 
 class ToolDecision(Frozen):
@@ -295,7 +353,8 @@ class AgentTool(Frozen):
 
 
 class EnvironmentDraft(Frozen):
-    """What a proposer hands to the gates: schema, semantics, agent-visible tools, Python, and the account of every tool."""
+    """What a proposer hands to the gates: schema, semantics, agent-visible tools, Python, and the account of
+    every tool."""
 
     name: str
     """Short slug: ``museum``."""
@@ -303,7 +362,8 @@ class EnvironmentDraft(Frozen):
     semantics: tuple[ToolSemantics, ...]
     tools: tuple[AgentTool, ...]
     source: str
-    """Text of ``tools.py``: one function per tool, ``def tool_name(state, ctx, **args)``, and ``TOOLS = {...}``."""
+    """Text of ``tools.py``: one function per tool, ``def tool_name(state, ctx, **args)``, and ``TOOLS =
+    {...}``."""
     policy: str
     """Text of ``policy.md``: the domain rules an agent is told."""
     decisions: tuple[ToolDecision, ...]
@@ -328,7 +388,9 @@ class ToolGraph(Frozen):
 
 
 # ------------------------------------------------------------------------------------------------ tasks
-ReasoningKind = Literal["argmin", "argmax", "latest", "earliest", "count", "sum", "filter", "compare", "lookup"]
+ReasoningKind = Literal[
+    "argmin", "argmax", "latest", "earliest", "count", "sum", "filter", "compare", "lookup"
+]
 
 
 class BlueprintNode(Frozen):
@@ -341,9 +403,11 @@ class BlueprintNode(Frozen):
     detail: str = ""
     """What is inferred or asked, in words."""
     elements: tuple[str, ...] = ()
-    """Reasoning only: what is reasoned over, as ``step:path`` patterns (``2:[]`` = every element of step 2's result)."""
+    """Reasoning only: what is reasoned over, as ``step:path`` patterns (``2:[]`` = every element of step 2's
+    result)."""
     over: str = ""
-    """Path inside an element of the value compared, filtered, summed; empty when elements are only counted."""
+    """Path inside an element of the value compared, filtered, summed; empty when elements are only
+    counted."""
     answer: str = ""
     """Path inside the chosen element(s) of the value that flows on (usually the key)."""
     among: str = ""
@@ -356,7 +420,8 @@ class BlueprintNode(Frozen):
 
 
 class BlueprintEdge(Frozen):
-    """Data flows from ``source`` to ``target``; ``reasoning`` when it passes through an inference (METHOD.md §2)."""
+    """Data flows from ``source`` to ``target``; ``reasoning`` when it passes through an inference (METHOD.md
+    §2)."""
 
     source: str
     target: str
@@ -389,7 +454,8 @@ class ReferenceStep(Frozen):
     text: str = ""
     """For ``ask``: the question."""
     thought: str = ""
-    """Short reasoning that leads to this step, worked out from earlier outputs; becomes the thinking of warm-start data."""
+    """Short reasoning that leads to this step, worked out from earlier outputs; becomes the thinking of
+    warm-start data."""
     node: str = ""
     """Blueprint node."""
     sources: tuple[ArgumentSource, ...] = ()
@@ -430,7 +496,9 @@ class Task(Frozen):
     seed: int
 
 
-GateName = Literal["replay", "noop", "write_dropped", "mutants", "equivalents", "knowable", "binding", "leak", "duplicate"]
+GateName = Literal[
+    "replay", "noop", "write_dropped", "mutants", "equivalents", "knowable", "binding", "leak", "duplicate"
+]
 
 
 class GateResult(Frozen):
@@ -468,7 +536,7 @@ class SynthesisReport(Frozen):
     seconds: float
 
 
-# ------------------------------------------------------------------------------------------------ conversation
+# -------------------------------------------------------------------------------------------- conversation
 class ToolCall(Frozen):
     """One call as the agent wrote it. ``arguments`` is the raw JSON text; the environment parses it."""
 
@@ -476,7 +544,8 @@ class ToolCall(Frozen):
     name: str
     arguments: str = "{}"
     parse_error: str = ""
-    """Set by the renderer when the call's text was not a JSON object with a name; the environment answers with it."""
+    """Set by the renderer when the call's text was not a JSON object with a name; the environment answers
+    with it."""
 
 
 class Message(Frozen):
@@ -498,7 +567,9 @@ class StopReason(enum.StrEnum):
     MAX_TOOL_CALLS = "max_tool_calls"  # the call budget was used up
     MAX_TOOL_ERRORS = "max_tool_errors"  # too many calls failed
     TOKEN_BUDGET = "token_budget"  # the trajectory reached its token limit (set by the rollout)
-    TURN_TRUNCATED = "turn_truncated"  # one sampled turn hit max_turn_tokens without a stop token (set by the rollout)
+    TURN_TRUNCATED = (
+        "turn_truncated"  # one sampled turn hit max_turn_tokens without a stop token (set by the rollout)
+    )
     TIMEOUT = "timeout"  # a deadline passed (set by the rollout)
     POLICY_ERROR = "policy_error"  # the engine failed (set by the rollout)
     ENV_ERROR = "env_error"  # a defect in environment code

@@ -1,4 +1,5 @@
-"""Strict JAX for every test of the trainer: no silent dtype or rank promotion, compiled programs cached between runs."""
+"""Strict JAX for every test of the trainer: no silent dtype or rank promotion, compiled programs cached
+between runs."""
 
 import os
 from pathlib import Path
