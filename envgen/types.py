@@ -362,7 +362,7 @@ class EnvironmentDraft(Frozen):
     semantics: tuple[ToolSemantics, ...]
     tools: tuple[AgentTool, ...]
     source: str
-    """Text of ``tools.py``: one function per tool, ``def tool_name(state, ctx, **args)``, and ``TOOLS =
+    """Text of ``tools.py``: one function per tool, ``def tool_name(state, ctx, /, **args)``, and ``TOOLS =
     {...}``."""
     policy: str
     """Text of ``policy.md``: the domain rules an agent is told."""

@@ -96,7 +96,7 @@ def warm_start(
                 "engine_compiles": assembly.engine.stats()["compiles"],
             }
             log.write(PHASE, done, metrics | compiles | {"seconds": seconds})
-            shown.update(loss=metrics["loss"], entropy=metrics["action/entropy"])
+            shown.update(loss=metrics["loss"], entropy=metrics.get("action/entropy", 0.0))
             if "probe_success" in metrics:
                 shown["success"] = metrics["probe_success"]
             bar.update(done, **shown)

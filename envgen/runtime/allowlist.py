@@ -159,7 +159,7 @@ class _Module:
             if key.value in seen:
                 raise _refuse(key, f"the tool {key.value!r} twice", "name each tool once")
             seen.add(key.value)
-            names = [a.arg for a in function.args.args[:2]]
+            names = [a.arg for a in (*function.args.posonlyargs, *function.args.args)[:2]]
             if names != ["state", "ctx"]:
                 raise _refuse(
                     function, f"a tool function that takes {names}", "its first parameters are state, ctx"

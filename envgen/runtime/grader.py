@@ -79,7 +79,9 @@ class Grader:
                 raise TaskError(
                     f"task {task.id!r}: its states have a collection {name!r} that the schema does not know"
                 )
-        self._accepted = [self._side(delta_of(self._base, state)) for state in task.accepted_states]
+        deltas = [delta_of(self._base, state) for state in task.accepted_states]
+        self._accepted = [self._side(delta) for delta in deltas]
+        self._outlines = [_outline(delta) for delta in deltas]
 
     # ---------------------------------------------------------------- sides
     def _rule(self, name: str) -> Rules:
@@ -128,6 +130,18 @@ class Grader:
             if nearest < 0 or len(found) < len(best):
                 nearest, best = index, found
         return Verdict(success=False, nearest=nearest, differences=best)
+
+    def accepts(self, delta: Delta) -> bool:
+        """``judge(delta).success`` without the explanation: most wrong states are told apart by how many
+        records they add and which they delete, before any record is made canonical."""
+        for name in (*delta.inserted, *delta.updated, *delta.deleted):
+            self._rule(name)
+        outline = _outline(delta)
+        alike = [i for i, known in enumerate(self._outlines) if known == outline]
+        if not alike:
+            return False
+        got = self._side(delta)
+        return any(_equal(got, self._accepted[i]) for i in alike)
 
     def judge_state(self, state: StateData) -> Verdict:
         """The verdict on plain state data; compares every record once."""
@@ -210,6 +224,16 @@ def _graph(side: _Side) -> tuple[dict[Node, Canonical], dict[Node, Canonical]]:
     """The minted records, and everything else that may refer to them."""
     others = {place: record for place, record in side.old.items() if record is not None}
     return side.nodes, {**others, **side.named}
+
+
+_Outline = tuple[dict[str, int], frozenset[tuple[str, str]]]
+
+
+def _outline(delta: Delta) -> _Outline:
+    """New records per collection, and what was deleted: equal in equal states, since both are compared
+    exactly."""
+    added = {name: len(records) for name, records in delta.inserted.items() if records}
+    return added, frozenset((name, key) for name, keys in delta.deleted.items() for key in keys)
 
 
 def _equal(got: _Side, wanted: _Side) -> bool:

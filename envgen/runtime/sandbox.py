@@ -30,7 +30,7 @@ def _freeze(value: Any) -> Any:
 
 
 Tool = Callable[..., Any]
-"""``def tool(state: State, ctx: ToolContext, **arguments) -> JSON``."""
+"""``def tool(state: State, ctx: ToolContext, /, **arguments) -> JSON``."""
 
 _cache: dict[str, Mapping[str, Tool]] = {}
 

@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import Any, cast
 
 from envgen.synthesis.blueprint import parse_path
+from envgen.synthesis.variants import Variants, variants_of
 from envgen.types import (
     AgentTool,
     Collection,
@@ -145,6 +146,8 @@ class Catalog:
         default_factory=dict[str, tuple[tuple[str, str], ...]]
     )
     """collection -> (child collection, foreign key field)."""
+    variants: dict[str, Variants] = field(default_factory=dict[str, Variants])
+    """Collections whose records come in kinds."""
     _needed: dict[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]], repr=False)
     _parameters: dict[tuple[str, str], dict[str, Any]] = field(
         default_factory=dict[tuple[str, str], dict[str, Any]], repr=False
@@ -304,6 +307,7 @@ def build_catalog(draft: EnvironmentDraft, *, usable: Callable[[str], bool] = la
         locators={},
         writers=tuple(s for s in semantics.values() if s.writes_state),
         children={name: tuple(found) for name, found in children.items()},
+        variants={name: found for name in collections if (found := variants_of(name, semantics)) is not None},
     )
     catalog.locators.update({name: tuple(_locators(catalog, name, MAX_DEPTH)) for name in collections})
     return catalog

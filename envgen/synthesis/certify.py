@@ -1,8 +1,8 @@
 """Gates of DESIGN.md §7: every task proves itself before it ships, with no model.
 
-1 replay · 2 noop · 3 write_dropped · 4 mutants · 6 knowable · 8 leak. Gate 1 runs in fresh processes for a
-whole bundle at once (`envgen.synthesis.replay`); the others run here, on the real functions and the real
-grader.
+1 replay · 2 noop · 3 write_dropped · 4 mutants · 6 knowable · 8 leak · 9 duplicate. Gate 1 runs in fresh
+processes for a whole bundle at once (`envgen.synthesis.replay`), gate 9 looks at all tasks of a bundle; the
+others run here on one task, on the real functions and the real grader.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class Prover(Runner):
         self._tool_names = re.compile(pattern) if names else None
 
     def gates(self, task: Task) -> list[GateResult]:
-        """All gates but replay, cheapest first; stops after the first that fails."""
+        """All gates of one task alone (so neither replay nor duplicate), cheapest first; stops after the
+        first that fails."""
         results: list[GateResult] = []
         for gate in (self.leak, self.knowable, self.noop, self.write_dropped, self.mutants):
             results.append(gate(task))
@@ -121,6 +122,23 @@ class Prover(Runner):
         return GateResult(gate="leak", passed=True, tried=tried)
 
 
+class Duplicates:
+    """Gate 9: no two tasks of a bundle have the same instruction, apart from upper and lower case."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, str] = {}
+
+    def gate(self, task: Task) -> GateResult:
+        """Compare a task with those noted so far."""
+        known = self._seen.get(task.instruction.casefold())
+        detail = "" if known is None else f"same instruction as {known}"
+        return GateResult(gate="duplicate", passed=known is None, tried=len(self._seen), detail=detail)
+
+    def note(self, task: Task) -> None:
+        """Remember a task that was kept."""
+        self._seen.setdefault(task.instruction.casefold(), task.id)
+
+
 def _is_technical(name: str) -> bool:
     """True for names no person would say: ``list_tasks``, ``getEvent``. ``follow`` is a word, and no leak."""
     return "_" in name or "-" in name or any(c.isupper() or c.isdigit() for c in name[1:])
@@ -171,13 +189,17 @@ def validate(bundle: Bundle) -> tuple[Certificate, ...]:
         )
     )
     replayed = replay_results(bundle)
-    return tuple(
-        Certificate(task_id=task.id, gates=(replayed[task.id], *prover.gates(task))) for task in bundle.tasks
-    )
+    duplicates = Duplicates()
+    certificates: list[Certificate] = []
+    for task in bundle.tasks:
+        gates = (replayed[task.id], *prover.gates(task), duplicates.gate(task))
+        certificates.append(Certificate(task_id=task.id, gates=gates))
+        duplicates.note(task)
+    return tuple(certificates)
 
 
 def certify(bundle: Bundle, task: Task) -> Certificate:
-    """All in-process gates of one task of a bundle (gate 1 needs fresh processes: see `validate`)."""
+    """All in-process gates of one task of a bundle (gates 1 and 9 need the whole bundle: see `validate`)."""
     seed = bundle.manifest.get("seed", 0)
     prover = Prover(
         workbench(

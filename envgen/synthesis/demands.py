@@ -68,6 +68,8 @@ class Chooser:
             candidates = [r for r in candidates if self._free(collection, r, acted_on is not None)]
         if pick.answer != self.catalog.collections[collection].key and kind in ("label", "lookup"):
             candidates = [r for r in candidates if r.get(pick.answer) is not None]
+        if kind == "lookup" and collection in self.catalog.variants:
+            candidates = [r for r in candidates if r.get(field_name) is not None]
         if not candidates:
             raise Unfit(f"no candidates in {collection}")
         value, names = None, ()
@@ -181,6 +183,8 @@ class Chooser:
         matching = self.rng.sample(range(len(group)), count)
         for position, record in enumerate(group):
             record[field_name] = value if position in matching else self.rng.choice(others)
+            if collection in self.catalog.variants:
+                self.catalog.variants[collection].strip(record)
         return value, [group[i] for i in sorted(matching)]
 
     def _parents(self, pick: Pick, anchor: Record, print_: Footprint) -> tuple[Choice, ...]:
@@ -256,6 +260,8 @@ class Chooser:
             choice = self.choose(plan.pick, print_)
             if plan.kind in ("key", "copy"):
                 value = choice.anchor.get(plan.pick.answer)
+                if value is None:
+                    raise Unfit(f"the record has no {plan.pick.answer}")
             elif plan.kind == "count":
                 value = len(choice.chosen)
             else:
@@ -307,6 +313,9 @@ class Chooser:
             record = self.world.state[semantics.collection].get(str(chosen.get(target.pick.answer)), {})
             if record.get(plan.binding.field) == value:
                 raise Unfit("the goal is already true")
+            variants = self.catalog.variants.get(semantics.collection)
+            if variants is not None and not variants.fits(record, plan.binding.field):
+                raise Unfit(f"a record of this kind has no {plan.binding.field}")
 
 
 def _name_selector(catalog: Catalog, collection: str, locator: Locator | None) -> Selector:

@@ -95,15 +95,14 @@ class _Writer(CheckWriter):
                 required.setdefault(name, False)
         plain = [name for name in required if identifier(name) == name]
         names = [n for n in plain if required[n]] + [f"{n}=None" for n in plain if not required[n]]
-        star = "*, " if names else ""
-        rest = ", **extra" if len(plain) < len(required) else ""
-        head = f"def {identifier(self.sem.tool)}(state, ctx, {star}{', '.join(names)}{rest}):"
-        head = head.replace("ctx, )", "ctx)").replace("ctx, , **", "ctx, **")
+        # Positional-only: an argument may be called `state` too; it arrives in `extra` like all odd names.
+        items = ["state", "ctx", "/", *(["*", *names] if names else [])]
+        if len(plain) < len(required):
+            items.append("**extra")
+        head = f"def {identifier(self.sem.tool)}({', '.join(items)}):"
         if len(head) > 110:
-            inner = ",\n    ".join(
-                ["state", "ctx", *(["*"] if names else []), *names, *(["**extra"] if rest else [])]
-            )
-            head = f"def {identifier(self.sem.tool)}(\n    {inner},\n):".replace("**extra,\n", "**extra\n")
+            inner = ",\n    ".join(items)
+            head = f"def {identifier(self.sem.tool)}(\n    {inner},\n):"
         return [head, f'    """{self._doc()}"""']
 
     def _doc(self) -> str:
@@ -214,20 +213,19 @@ class _Writer(CheckWriter):
         if size_name:
             default = self.sem.defaults.get(size_name, 10 if page_name else None)
             name = variable(size_name)
-            self.lines += [
-                f"size = {name} if {name} is not None else {default if default is not None else 'len(found)'}"
-            ]
+            otherwise = int(default) if default is not None else "len(found)"
+            self.lines.append(f"size = int({name}) if {name} is not None else {otherwise}")
             self.fail(f"{name} is not None and {name} < 1", f"{size_name} must be at least 1.")
         elif page_name:
             self.lines.append("size = 10")
         if page_name:
             name = variable(page_name)
-            self.lines.append(f"page_number = {name} if {name} is not None else 1")
+            self.lines.append(f"page_number = int({name}) if {name} is not None else 1")
             self.fail("page_number < 1", f"{page_name} must be at least 1.")
             self.lines += ["start = (page_number - 1) * size", "found = found[start : start + size]"]
         elif offset_name:
             name = variable(offset_name)
-            self.lines.append(f"start = {name} if {name} is not None else 0")
+            self.lines.append(f"start = int({name}) if {name} is not None else 0")
             self.fail("start < 0", f"{offset_name} must be at least 0.")
             self.lines.append("found = found[start : start + size]" if size_name else "found = found[start:]")
         else:
@@ -248,16 +246,16 @@ class _Writer(CheckWriter):
         if own is not None and not self.col.key_generated:
             text = f"{self.col.entity.capitalize()} {{{own.param}}} already exists."
             self.fail(f"state.exists({literal(self.col.name)}, str({variable(own.param)}))", text)
-            first = f"{literal(key)}: {variable(own.param)}"
+            identity = f"{literal(key)}: {variable(own.param)}"
         else:
-            first = f"{literal(key)}: ctx.new_id({literal(self.col.name)})"
+            identity = f"{literal(key)}: ctx.new_id({literal(self.col.name)})"
         scope = [b for b in self.sem.scope if b.collection == self.col.name]
         written = [*scope, *(b for b in self.sem.writes if b.field != key)]
         taken = (
             {b.field for b in written if b.required and "." not in b.param} | {key} | set(self.sem.constants)
         )
         taken |= set(self.sem.from_session)
-        lines = ["record = {", f"    {first},"]
+        lines = ["record = {"]
         for field in self.col.fields:
             if field.name in taken:
                 continue
@@ -281,6 +279,7 @@ class _Writer(CheckWriter):
                 ]
         self.lines += [
             *lines,
+            f"    {identity},",
             "}",
             f"state.insert({literal(self.col.name)}, str(record[{literal(key)}]), record)",
         ]

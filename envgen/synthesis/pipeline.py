@@ -15,7 +15,7 @@ from envgen.proposers.rules import propose
 from envgen.runtime.context import mix
 from envgen.store import Bundle, environment_identity
 from envgen.synthesis.catalog import Catalog, build_catalog
-from envgen.synthesis.certify import Prover, replay_results
+from envgen.synthesis.certify import Duplicates, Prover, replay_results
 from envgen.synthesis.choices import static_footprint
 from envgen.synthesis.graph import build_graph
 from envgen.synthesis.sequences import ShapeSampler
@@ -246,7 +246,7 @@ class _TaskSampler:
         self.made = 0
         self.dropped: Counter[str] = Counter()
         self.reasons: Counter[str] = Counter()
-        self._seen: set[str] = set()
+        self.duplicates = Duplicates()
 
     def take(self, wanted: int, total: int) -> list[tuple[Task, tuple[GateResult, ...]]]:
         """``wanted`` more tasks. Raises RefusedDocument, naming counts, when the bounded attempts do not
@@ -282,8 +282,8 @@ class _TaskSampler:
         if sample.task.difficulty > self.max_difficulty:
             self.dropped["difficulty"] += 1
             return None
-        text = sample.task.instruction.casefold()
-        if text in self._seen:
+        duplicate = self.duplicates.gate(sample.task)
+        if not duplicate.passed:
             self.dropped["duplicate"] += 1
             return None
         gates = self.prover.gates(sample.task)
@@ -292,10 +292,9 @@ class _TaskSampler:
             self.dropped[failed.gate] += 1
             self.reasons[f"{failed.gate}: {failed.detail}"] += 1
             return None
-        self._seen.add(text)
+        self.duplicates.note(sample.task)
         self.planner.note(sample)
         self.made += 1
-        duplicate = GateResult(gate="duplicate", passed=True, tried=len(self._seen))
         return sample.task, (*gates, duplicate)
 
     def _impossible(self, wanted: int, found: int) -> RefusedDocument:

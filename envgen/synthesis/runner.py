@@ -44,7 +44,7 @@ class Runner:
 
     def accepts(self, task: Task, state: State) -> bool:
         """The grader's verdict on a state."""
-        return grader_of(task, self.schema).judge(state.delta()).success
+        return grader_of(task, self.schema).accepts(state.delta())
 
     def outputs(self, task: Task) -> list[Any]:
         """Results of the reference, one for each step (None for a question). Raises TaskError when a call

@@ -17,10 +17,24 @@ from typing import Any
 from mimesis import Generic
 from mimesis.locales import Locale
 
+from envgen.proposers.rules.words import singular
 from envgen.synthesis.catalog import field_words, narrow
 from envgen.types import Collection, StateField
 
 _MONEY = {"price", "cost", "amount", "total", "fee", "value", "budget", "balance", "salary", "rate"}
+LISTS = (
+    "rooms",
+    "phrases",
+    "schedules",
+    "commands",
+    "colors",
+    "tags",
+    "codes",
+    "languages",
+    "currencies",
+    "sorts",
+)
+"""Word lists a pool draws from; a new one goes to the end, so that the draws of the others stay."""
 _ORDINAL = {"order", "index", "position", "rank", "priority", "level", "page", "sequence", "sort"}
 _LONG = {
     "description",
@@ -35,7 +49,18 @@ _LONG = {
     "summary",
     "details",
     "prompt",
+    "reason",
+    "resolution",
+    "answer",
+    "feedback",
+    "remark",
+    "instruction",
 }
+_CODED = {"password", "token", "secret", "code", "number", "serial", "symbol", "tradingsymbol", "ticker"}
+"""Last words of fields that hold short codes, also when they label a record."""
+_SLUGS = {"repo", "repository", "branch", "base", "head", "ref", "namespace", "package"}
+"""Last words of fields and entities whose names are written ``like-this``."""
+_PEOPLE = {"author", "owner", "assignee", "reviewer", "username", "user", "by", "login", "manager"}
 
 
 @cache
@@ -61,18 +86,23 @@ class ValuePool:
         self.people = _some(rng, [n for n in names if n.isascii() and n.isalpha() and len(n) <= 7], 2 * size)
         cities = sorted({made.address.city() for _ in range(80)})
         self.cities = _some(rng, [c for c in cities if c.isascii() and c.isalpha() and len(c) <= 10], size)
-        self.lists: dict[str, list[str]] = {
-            name: _some(rng, lists[name], size)
-            for name in ("rooms", "phrases", "schedules", "commands", "colors", "tags", "codes")
-        }
+        self.lists: dict[str, list[str]] = {name: _some(rng, lists[name], size) for name in LISTS}
 
     def label(self, rng: random.Random, collection: Collection) -> str:
         """A name for a record: ``Amber Workshop``, ``Fix Roof``, ``Mia``."""
         entity = field_words(collection.entity)
         last = entity[-1] if entity else ""
-        if collection.key == collection.label or last in words()["person_entities"]:
+        named = field_words(collection.label)[-1:] or [""]
+        own_key = collection.key == collection.label
+        if last in words()["person_entities"]:
             name = rng.choice(self.people)
-            return name.lower() if collection.key == collection.label else name
+            return name.lower() if own_key else name
+        if named[0] in _CODED:
+            return self.code(rng)
+        if named[0] in ("filename", "file"):
+            return slug(self.name(rng)) + ".txt"
+        if own_key:
+            return slug(self.name(rng))
         if last in words()["action_entities"]:
             return f"{rng.choice(self.actions)} {rng.choice(self.objects)}"
         if last in ("file", "directory", "folder"):
@@ -80,9 +110,16 @@ class ValuePool:
             return stem + (".txt" if last == "file" else "")
         kinds: dict[str, str] = words()["kinds"]
         kind = next((kinds[w] for w in reversed(entity) if w in kinds), "generic")
-        if kind in ("type", "pet"):
-            return rng.choice(self.nouns[kind])
-        return f"{rng.choice(self.adjectives)} {rng.choice(self.nouns[kind])}"
+        return self.name(rng, kind)
+
+    def name(self, rng: random.Random, kind: str = "generic") -> str:
+        """A name of one kind of thing: ``Amber Workshop``; of a type or a pet one word."""
+        noun = rng.choice(self.nouns[kind]) if kind in ("type", "pet") else ""
+        return noun or f"{rng.choice(self.adjectives)} {rng.choice(self.nouns[kind])}"
+
+    def code(self, rng: random.Random) -> str:
+        """A short code: ``K417``."""
+        return f"{rng.choice(self.lists['codes'])}{rng.randrange(100, 1000)}"
 
 
 def _some(rng: random.Random, pool: list[str], size: int) -> list[str]:
@@ -117,7 +154,8 @@ class ValueMaker:
         if kind == "array":
             return self._array(collection, field, schema)
         if kind == "object":
-            return self._object(collection, schema)
+            # {"category": {"name": "Tools"}}: the name is one of the category, not of the record
+            return self._object(collection.model_copy(update={"entity": field.name, "label": ""}), schema)
         if kind == "boolean":
             return rng.random() < 0.5
         if kind in ("integer", "number"):
@@ -195,7 +233,7 @@ class ValueMaker:
     def _text(self, collection: Collection, field: StateField) -> str:
         rng, lists = self.rng, self.pool.lists
         names = field_words(field.name)
-        last = names[-1] if names else ""
+        last = singular(names[-1]) if names else ""
         if field.name == collection.label:
             return self.pool.label(rng, collection)
         if "email" in names or last == "mail":
@@ -218,18 +256,21 @@ class ValueMaker:
             return rng.choice(lists["rooms"])
         if last in ("city", "town"):
             return rng.choice(self.pool.cities)
-        if last in ("tag", "tags", "tagnames", "label", "labels", "topic", "category", "list"):
+        if last in ("tag", "tagname", "label", "topic", "category", "list"):
             return rng.choice(lists["tags"])
         if last == "phone" or "phone" in names:
             return f"555-{rng.randrange(1000, 10000)}"
-        if last in ("id", "ids") and len(names) > 1:
-            return f"{rng.choice(lists['codes'])}{rng.randrange(100, 1000)}"
-        if last in ("password", "token", "secret", "code", "number", "serial", "symbol"):
-            return f"{rng.choice(lists['codes'])}{rng.randrange(100, 1000)}"
-        if last in ("author", "owner", "assignee", "username", "user", "by") or names[:1] in (
-            ["first"],
-            ["last"],
-        ):
+        if (last == "id" and len(names) > 1) or last in _CODED or last in ("sid", "uuid", "hash", "key"):
+            return self.pool.code(rng)
+        if last in ("language", "locale", "lang"):
+            return rng.choice(lists["languages"])
+        if last == "currency":
+            return rng.choice(lists["currencies"])
+        if last in ("type", "kind", "mode"):
+            return rng.choice(lists["sorts"])
+        if last in _SLUGS:
+            return slug(self.pool.name(rng))
+        if last in _PEOPLE or names[:1] in (["first"], ["last"]):
             return rng.choice(self.pool.people)
         if last in ("name", "title"):
             return self.pool.label(rng, collection)
@@ -237,7 +278,7 @@ class ValueMaker:
             return rng.choice(lists["phrases"])
         if field.type == "id":
             return f"{rng.choice(lists['codes'])}{rng.randrange(10, 100)}"
-        return rng.choice(lists["phrases"] if rng.random() < 0.5 else lists["tags"])
+        return self.pool.name(rng, words()["kinds"].get(last, "generic"))
 
 
 def _is_id(name: str) -> bool:

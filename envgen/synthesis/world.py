@@ -15,6 +15,7 @@ from typing import Any
 from envgen.runtime.context import key_styles
 from envgen.synthesis.catalog import Catalog
 from envgen.synthesis.values import ValueMaker, slug
+from envgen.synthesis.variants import Variants
 from envgen.types import Collection, Record, StateData, StateField
 
 RESULT_BUDGET = 520
@@ -100,6 +101,9 @@ def build_world(
                 else:
                     record[item.name] = _value(catalog, maker, collection, item, [r for _, r in table])
             record = {name: value for name, value in record.items() if value is not None}
+            variants = catalog.variants.get(collection.name)
+            if variants is not None:
+                _of_one_kind(variants, record, collection, needs, rng)
             for name, value in _own(catalog, world, collection.name).items():
                 if rng.random() < 0.8:  # the rest belongs to others and is not shown
                     record[name] = value
@@ -125,6 +129,21 @@ def build_world(
         rng.shuffle(table)
         world.state[collection.name] = dict(table)
     return world
+
+
+def _of_one_kind(
+    variants: Variants,
+    record: Record,
+    collection: Collection,
+    needs: set[tuple[str, str]],
+    rng: random.Random,
+) -> None:
+    """Give a record a kind, mostly one with the fields that the task relies on, and only that kind's
+    fields."""
+    wanted = sorted(name for name in variants.only if (collection.name, name) in needs)
+    if wanted and rng.random() < 0.75:
+        record[variants.field] = rng.choice(sorted(variants.only[rng.choice(wanted)], key=str))
+    variants.strip(record)
 
 
 def _owners(

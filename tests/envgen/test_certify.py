@@ -58,6 +58,22 @@ def test_validate_proves_all_tasks_again_in_fresh_processes() -> None:
     certificates = validate(bundle())
     assert [c.task_id for c in certificates] == [t.id for t in bundle().tasks]
     assert all(c.certified and c.gates[0].gate == "replay" and c.gates[0].tried == 3 for c in certificates)
+    shipped = [[g.gate for g in c.gates] for c in bundle().certificates]
+    assert [[g.gate for g in c.gates] for c in certificates] == shipped
+
+
+def test_validate_proves_gate_9_too() -> None:
+    """Two tasks with the same words, apart from case: the second one fails, and says whose they are."""
+    made = bundle()
+    first, second = made.tasks[:2]
+    twin = first.model_copy(update={"id": second.id, "instruction": first.instruction.upper()})
+    few = (first, twin, made.tasks[2])
+    spoilt = with_tasks(made, few, {"train": [t.id for t in few], "heldout": []})
+    gates = [c.gates[-1] for c in validate(spoilt)]
+    assert [(g.gate, g.passed) for g in gates] == [
+        ("duplicate", True), ("duplicate", False), ("duplicate", True),
+    ]  # fmt: skip
+    assert gates[1].detail == f"same instruction as {first.id}"
 
 
 def test_a_goal_that_is_already_true_is_rejected() -> None:

@@ -73,6 +73,77 @@ def test_keys_the_caller_names_are_unique_and_odd_parameter_names_work() -> None
         game("add-user", name="ann")
 
 
+def test_arguments_called_as_the_functions_own_parameters_and_names() -> None:
+    """`state` and `ctx` are how a function gets the environment; `record`, `extra` and `given` are names it
+    uses itself."""
+    schema = StateSchema(
+        collections=(
+            Collection(
+                name="notes",
+                entity="note",
+                key="id",
+                fields=(
+                    StateField(name="id", type="integer", required=True),
+                    *(
+                        StateField(name=n, type="string")
+                        for n in ("state", "ctx", "record", "extra", "given")
+                    ),
+                ),
+            ),
+        )
+    )
+
+    def bind(param: str, **more: Any) -> ParamBinding:
+        return ParamBinding(param=param, collection="notes", field=param, **more)
+
+    key = bind("id", required=True)
+    words = tuple(bind(n, required=n == "state") for n in ("state", "ctx", "record", "extra", "given"))
+    tools = (
+        write("set_note", "update", "notes", key=key, writes=words),
+        ToolSemantics(
+            tool="find", verb="search", collection="notes", writes_state=False, many=True, filters=words[:2]
+        ),
+    )
+    source = generate_source(schema, tools)
+    assert "def set_note(state, ctx, /, *, id, **extra):" in source
+    draft = EnvironmentDraft(
+        name="odd", state_schema=schema, semantics=tools, tools=(), source=source, policy="", decisions=()
+    )
+    data: StateData = {"notes": {"1": {"id": 1, "state": "open"}, "2": {"id": 2, "state": "shut"}}}
+    game = Play(draft, data)
+    after = game("set_note", id=1, state="shut", ctx="c", record="r", extra="e", given="g")
+    assert after == {"id": 1, "state": "shut", "ctx": "c", "record": "r", "extra": "e", "given": "g"}
+    assert game.table("notes")["2"] == data["notes"]["2"]
+    assert [n["id"] for n in game("find", state="shut")] == [1, 2]
+    assert [n["id"] for n in game("find", state="shut", ctx="c")] == [1]
+
+
+def test_paging_takes_numbers_that_are_floats() -> None:
+    """A document may type them ``number``: 1.0 is 1, and no slice breaks."""
+    tools = (
+        ToolSemantics(
+            tool="pages", verb="list", collection="notes", writes_state=False, many=True,
+            paging=("limit", "page"), defaults={"limit": 2.0},
+        ),
+        ToolSemantics(
+            tool="rest", verb="list", collection="notes", writes_state=False, many=True,
+            paging=("offset",),
+        ),
+    )  # fmt: skip
+    notes = {str(i): {"id": i, "owner": "ann", "state": "open"} for i in range(1, 6)}
+    game = play(*tools, data={"users": {}, "notes": notes})
+
+    def ids(tool: str, **arguments: Any) -> list[int]:
+        return [n["id"] for n in game(tool, **arguments)]
+
+    assert ids("pages", limit=2.0, page=2.0) == [3, 4] == ids("pages", page=2.0)
+    assert ids("rest", offset=3.0) == [4, 5]
+    with pytest.raises(ToolError, match="limit must be at least 1"):
+        game("pages", limit=0.5)
+    with pytest.raises(ToolError, match="page must be at least 1"):
+        game("pages", page=0.5)
+
+
 def test_preconditions_on_the_state_of_a_record() -> None:
     key = ParamBinding(param="id", collection="notes", field="id", required=True)
     rules = (

@@ -437,3 +437,36 @@ def test_the_delta_of_a_state_and_of_plain_data_judge_alike(spec: list[Any]) -> 
                 state.insert(collection, key, record)
     assert state.delta() == delta_of(BASE, target)
     assert Grader(task(target), SCHEMA).judge(state.delta()).success
+
+
+@settings(max_examples=150, deadline=None)
+@given(new_events, new_events, st.randoms(use_true_random=False))
+def test_accepts_is_the_verdict_without_the_explanation(
+    a: list[Any], b: list[Any], rng: random.Random
+) -> None:
+    def made(spec: list[Any], shift: int) -> StateData:
+        n = len(spec)
+        return build(spec, [f"E{shift + i}" for i in range(n)], [shift + i for i in range(n)])
+
+    first, second = made(a, 300), made(b, 600)
+    grader = Grader(task(first, second), SCHEMA)
+    states = [made(a, 700), made(b, 800), BASE, first]
+    for state in (made(a, 400), made(b, 500)):  # one more difference, anywhere, or none at all
+        collection = rng.choice([name for name, table in state.items() if table])
+        key = rng.choice(list(state[collection]))
+        if rng.random() < 0.5:
+            del state[collection][key]
+        else:
+            name = rng.choice(list(state[collection][key]))
+            state[collection][key] = {**state[collection][key], name: "other"}
+        states.append(state)
+    for state in states:
+        delta = delta_of(BASE, state)
+        assert grader.accepts(delta) is grader.judge(delta).success
+    assert grader.accepts(delta_of(BASE, states[0])) and grader.accepts(delta_of(BASE, states[1]))
+
+
+def test_accepts_refuses_a_collection_the_schema_does_not_know() -> None:
+    first = changed(event("E9"))
+    with pytest.raises(TaskError, match="does not know"):
+        Grader(task(first), SCHEMA).accepts(delta_of(BASE, {**first, "ghosts": {"1": {"id": 1}}}))

@@ -269,6 +269,17 @@ def test_constant_tables_are_frozen() -> None:
     ]
 
 
+def test_state_and_ctx_may_be_positional_only_and_must_come_first() -> None:
+    body = '    return {"state": extra.get("state"), "n": len(state.records("notes"))}\n'
+    source = f'def t(state, ctx, /, **extra):\n{body}TOOLS = {{"t": t}}\n'
+    table = load_tools(source)
+    extra: dict[str, Any] = {"state": "open"}
+    assert table["t"](State({"notes": {}}), None, **extra) == {"state": "open", "n": 0}
+    for head in ("ctx, state, /, **extra", "state, /, other, **extra", "*, state, ctx, **extra"):
+        with pytest.raises(UnsafeCodeError, match="its first parameters are state, ctx"):
+            load_tools(source.replace("state, ctx, /, **extra", head))
+
+
 def test_the_tool_table_is_closed_and_read_only() -> None:
     tools = load_tools(SOURCE)
     assert sorted(tools) == sorted(

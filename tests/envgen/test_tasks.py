@@ -2,6 +2,7 @@
 
 import re
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -12,8 +13,8 @@ from envgen.runtime.env import open_env
 from envgen.store import Bundle, environment_identity
 from envgen.synthesis.blueprint import fetch, infer, resolve, work_out
 from envgen.synthesis.catalog import build_catalog
-from envgen.synthesis.certify import Prover
-from envgen.synthesis.pipeline import make_bundle
+from envgen.synthesis.certify import Prover, draft_of
+from envgen.synthesis.pipeline import make_bundle, synthesize
 from envgen.synthesis.shapes import difficulty
 from envgen.synthesis.tasks import workbench
 from envgen.types import BlueprintNode, Message, Task, ToolCall
@@ -194,3 +195,31 @@ def test_sources_trace_to_earlier_results() -> None:
                     at, _, path = source.detail.partition(":")
                     assert int(at) < index
                     assert fetch(path, outputs[int(at)]) == step.arguments[source.param]
+
+
+def test_records_and_writes_are_of_one_kind(examples_dir: Path) -> None:
+    """The scheduler's create tools make tasks of type command, api, ai and reminder: no reminder has an api
+    url, and no task of ours wants one to have it."""
+    own = {
+        "command": {"command"},
+        "api": {"api_url", "api_method", "api_headers", "api_body"},
+        "ai": {"prompt"},
+        "reminder": {"message", "title"},
+    }
+    made = synthesize(examples_dir / "toucan_scheduler_tools.json", tasks=60, heldout=20, seed=0)
+    variants = build_catalog(draft_of(made)).variants
+    assert list(variants) == ["tasks"] and variants["tasks"].field == "type"
+    for name, kinds in variants["tasks"].only.items():
+        assert kinds == {kind for kind, fields in own.items() if name in fields}, name
+    seen: set[str] = set()
+    for task in made.tasks:
+        for state in (task.initial_state, *task.accepted_states):
+            for record in state["tasks"].values():
+                foreign = {n for kind, fields in own.items() if kind != record["type"] for n in fields}
+                assert not foreign & set(record) & set(variants["tasks"].only), (task.instruction, record)
+                seen |= set(record) & set(variants["tasks"].only)
+    assert {"command", "api_url", "prompt", "message"} <= seen
+
+
+def test_kinds_need_create_tools_that_set_one_field_differently() -> None:
+    assert build_catalog(mock_draft()).variants == {}

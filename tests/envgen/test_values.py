@@ -60,6 +60,62 @@ def test_names_have_one_or_two_words_from_a_small_pool() -> None:
     assert len({name.split()[0] for name in names}) <= 14
 
 
+def of(entity: str, key: str, label: str) -> Collection:
+    return Collection(
+        name=f"{entity}s",
+        entity=entity,
+        key=key,
+        label=label,
+        fields=(StateField(name=label, type="string"),),
+    )
+
+
+def test_labels_come_from_name_pools_by_the_kind_of_thing() -> None:
+    pool = ValuePool(3)
+    rng = random.Random(1)
+    wanted = {
+        ("user", "username", "username"): "[a-z]+",  # a person
+        ("repository", "name", "name"): "[a-z]+-[a-z]+",  # a thing known by its name is no person
+        ("branch", "branch", "branch"): "[a-z]+-[a-z]+",
+        ("gist", "gist_id", "filename"): r"[a-z]+-[a-z]+\.txt",
+        ("order", "order_id", "tradingsymbol"): r"[A-Z]\d{3}",
+        ("project", "project_id", "name"): "[A-Z][a-z]+ [A-Z][a-z]+",
+    }
+    for (entity, key, label), pattern in wanted.items():
+        for _ in range(20):
+            assert re.fullmatch(pattern, pool.label(rng, of(entity, key, label))), (entity, pattern)
+
+
+def test_short_strings_are_no_sentences() -> None:
+    """Only long text (descriptions, bodies, notes) is drawn from the phrases: no repository "sold out
+    soon"."""
+    phrases = set(ValuePool(3).lists["phrases"])
+    names = {
+        "repo": "[a-z]+-[a-z]+", "head": "[a-z]+-[a-z]+", "project": "[A-Z][a-z]+ [A-Z][a-z]+",
+        "organization": "[A-Z][a-z]+ [A-Z][a-z]+", "language": "[a-z]{2}", "currency": "[A-Z]{3}",
+        "order_type": "[a-z]+", "account_sid": r"[A-Z]\d{3}", "whatever": "[A-Z][a-z]+ [A-Z][a-z]+",
+    }  # fmt: skip
+    for name, pattern in names.items():
+        made = {str(v) for v in values(StateField(name=name, type="string"))}
+        assert not made & phrases, name
+        assert all(re.fullmatch(pattern, v) for v in made), (name, made)
+    for name in ("description", "body", "resolution"):
+        assert {str(v) for v in values(StateField(name=name, type="text"))} <= phrases
+    many = values(StateField(name="photoUrls", type="array", item_type="string"))
+    assert all(isinstance(v, list) and all(str(u).startswith("https://") for u in v) for v in many)
+    people = set(ValuePool(3).people)
+    for each in values(StateField(name="reviewers", type="array", item_type="string")):
+        assert isinstance(each, list) and set(each) <= people
+
+
+def test_a_nested_name_is_one_of_the_nested_thing() -> None:
+    field = StateField(name="category", type="object")
+    parameter = {"type": "object", "properties": {"name": {"type": "string"}}}
+    types = set(ValuePool(3).nouns["type"])
+    for value in values(field, parameter):
+        assert isinstance(value, dict) and value["name"] in types
+
+
 def test_objects_get_plain_members_only() -> None:
     field = StateField(name="setting", type="object")
     parameter = {

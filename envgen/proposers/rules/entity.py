@@ -62,6 +62,15 @@ class Entity:
                     return found
         return self.key if not self.generated and not self.singleton else ""
 
+    def reading_order(self, name: str) -> int:
+        """Place of a field in a record: the label leads, the record's own key closes, the rest keeps the
+        document's order.
+
+        JSON objects have no order, so the choice is ours, and it is for a reader that only looks back: by the
+        time it meets the id to copy, it knows whose id that is.
+        """
+        return 0 if name == self.label() and name != self.key else 2 if name == self.key else 1
+
     def collection(self) -> Collection:
         """The frozen form."""
         return Collection(
@@ -71,7 +80,7 @@ class Entity:
             key_generated=self.generated,
             label=self.label(),
             singleton=self.singleton,
-            fields=tuple(self.fields.values()),
+            fields=tuple(sorted(self.fields.values(), key=lambda field: self.reading_order(field.name))),
             provenance=self.provenance or "assumption: named by several tools",
         )
 

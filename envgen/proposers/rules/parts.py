@@ -103,26 +103,12 @@ def param_of(target: Target, name: str) -> FieldSpec | None:
     return next((p for p in target.tool.params if p.name == name), None)
 
 
-CLASHING = frozenset({"state", "ctx"})
-"""Tool functions are called ``tool(state, ctx, **arguments)``: an argument of that name cannot be handed
-over."""
-
-
 def free_params(target: Target, parts: Parts) -> list[FieldSpec]:
     """Parameters that are not yet explained."""
     used = {b.param.split(".")[0] for b in (*parts.scope, *parts.filters, *parts.writes)} | set(parts.ignored)
     if parts.key is not None:
         used.add(parts.key.param)
     used |= {param for _, param in target.parents}
-    clashes = [p for p in target.tool.params if p.name in CLASHING and p.name not in used]
-    for spec in clashes:
-        if spec.required:
-            raise Refused(
-                f"its parameter {spec.name!r} has the name under which functions get the environment itself"
-            )
-        parts.ignored.append(spec.name)
-        parts.assumptions.append(f"{spec.name} is not offered: functions get the environment under that name")
-    used |= CLASHING
     return [p for p in target.tool.params if p.name not in used and p.name not in parts.paging]
 
 
