@@ -83,6 +83,12 @@ class ModelConfig(Section):
     rope_theta: float = 10_000.0
     rms_norm_eps: float = 1e-6
     tie_embeddings: bool = True
+    residual_init: float = Field(default=1.0, ge=0)
+    """From scratch: scale of the matrices that write to the residual stream, times (2 · layers)^-0.5. With 0 every block starts
+    as the identity, and tiny policies learn to copy from their context in half the steps."""
+    qk_norm_init: float = Field(default=1.0, gt=0)
+    """First value of the query and key norms' scales. Normed queries and keys bound a score by head_dim^0.5 times its square:
+    narrow heads need more than 1 to attend to one token among hundreds."""
     max_position: int = 2048
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Compute type; parameters are float32 masters."""
@@ -96,6 +102,8 @@ class OptimizerConfig(Section):
     kind: Literal["adamw", "muon"] = "adamw"
     """`muon`: optax.contrib.muon on matrices, AdamW on the rest."""
     learning_rate: float = Field(default=3e-4, gt=0)
+    adam_fraction: float = Field(default=0.2, gt=0)
+    """`muon` only: AdamW's learning rate, for embeddings and norms, as a fraction of `learning_rate`."""
     schedule: Literal["constant", "cosine", "linear"] = "constant"
     warmup_steps: int = Field(default=0, ge=0)
     end_fraction: float = Field(default=0.1, ge=0, le=1)

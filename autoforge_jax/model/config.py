@@ -24,6 +24,10 @@ class Qwen3Config:
     rope_theta: float = 10_000.0
     rms_norm_eps: float = 1e-6
     tie_embeddings: bool = True
+    residual_init: float = 1.0
+    """Scale of the projections that write to the residual stream when trained from scratch."""
+    qk_norm_init: float = 1.0
+    """First value of the query and key norms' scales when trained from scratch."""
     max_position: int = 2048
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Compute type. Parameters are float32 whatever this says."""
@@ -64,6 +68,8 @@ class Qwen3Config:
             rope_theta=config.rope_theta,
             rms_norm_eps=config.rms_norm_eps,
             tie_embeddings=config.tie_embeddings,
+            residual_init=config.residual_init,
+            qk_norm_init=config.qk_norm_init,
             max_position=config.max_position,
             dtype=config.dtype,
         )

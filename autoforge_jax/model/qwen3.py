@@ -54,19 +54,24 @@ def parameter_shapes(config: Qwen3Config) -> dict[str, tuple[int, ...]]:
 def init_arrays(config: Qwen3Config, key: Array) -> dict[str, Array]:
     """Path -> initial value of every parameter, float32.
 
-    Norms are one; matrices are normal with variance 1/fan-in, those that write to the residual stream divided
-    by twice the depth; embeddings have variance 1/D, so that tied logits start with variance one. All come
+    Norms are one (query and key norms `qk_norm_init`); matrices are normal with variance 1/fan-in, those that write to the residual stream divided
+    by twice the depth and scaled by `residual_init`; embeddings have variance 1/D, so that tied logits start with variance one. All come
     from one draw: a draw per parameter would compile a generator per shape.
     """
     shapes = parameter_shapes(config)
     matrices = {path: shape for path, shape in shapes.items() if not path.endswith("norm")}
     ends = np.cumsum([math.prod(shape) for shape in matrices.values()])
     pieces = jnp.split(jax.random.normal(key, (int(ends[-1]),), jnp.float32), ends[:-1])
-    arrays = {path: jnp.ones(shape, jnp.float32) for path, shape in shapes.items()}
+    arrays = {
+        path: jnp.full(
+            shape, config.qk_norm_init if path.endswith(("query_norm", "key_norm")) else 1.0, jnp.float32
+        )
+        for path, shape in shapes.items()
+    }
     for (path, shape), piece in zip(matrices.items(), pieces, strict=True):
         scale = (shape[-1] if path in ("embedding", "lm_head") else shape[-2]) ** -0.5
         if path in ("layers/output", "layers/down"):
-            scale *= (2 * config.num_layers) ** -0.5
+            scale *= config.residual_init * (2 * config.num_layers) ** -0.5
         arrays[path] = scale * piece.reshape(shape)
     return arrays
 

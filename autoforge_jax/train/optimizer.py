@@ -66,6 +66,7 @@ def make_optimizer(config: OptimizerConfig, total_steps: int) -> optax.GradientT
             adam_b1=config.b1,
             adam_b2=config.b2,
             adam_weight_decay=0.0,
+            adam_learning_rate=lambda count: config.adam_fraction * schedule(count),
             muon_weight_dimension_numbers=lambda params: _map(_muon_axes, params),
             consistent_rms=MUON_CONSISTENT_RMS,
         )

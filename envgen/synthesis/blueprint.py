@@ -164,6 +164,8 @@ class Known:
     detail: str
     node: str = ""
     """Blueprint node the value flows from; empty for the instruction."""
+    said: str = ""
+    """The look-up in words, when a label led to the value: ``Harbor Build: P95``."""
 
     def source(self, param: str) -> ArgumentSource:
         """The same as an `ArgumentSource` of one parameter."""
@@ -211,9 +213,12 @@ class Recorder:
                     source=known.node, target=node, param=name, kind="reasoning" if reasoning else "data"
                 )
             )
-            if reasoning and known.node not in self._thought_given:
-                self._thought_given.add(known.node)
-                thoughts.append(self._words[known.node])
+            # A conclusion is said once, before the first call that rests on it.
+            thought = self._words[known.node] if reasoning else known.said
+            mark = known.node if reasoning else f"{known.node} {thought}"
+            if thought and mark not in self._thought_given:
+                self._thought_given.add(mark)
+                thoughts.append(thought)
         self.steps.append(
             ReferenceStep(
                 kind="call",

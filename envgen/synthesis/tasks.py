@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date, timedelta
 from typing import Any
 
@@ -282,7 +282,8 @@ class TaskMaker:
             if len(named) != 1:
                 raise Unfit(f"{len(named)} records called {choice.anchor[collection.label]!r}")
             at = f"{named[0]}." if named[0] else ""
-            found = [recorder.output(step, at + answer)]
+            known = recorder.output(step, at + answer)
+            found = [replace(known, said=f"{choice.anchor[collection.label]}: {known.value}")]
             for name in also:
                 path = pick.locator.access.path(name)
                 if name not in scope and path is not None:
