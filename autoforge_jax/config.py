@@ -84,10 +84,12 @@ class ModelConfig(Section):
     rms_norm_eps: float = 1e-6
     tie_embeddings: bool = True
     residual_init: float = Field(default=1.0, ge=0)
-    """From scratch: scale of the matrices that write to the residual stream, times (2 · layers)^-0.5. With 0 every block starts
+    """From scratch: scale of the matrices that write to the residual stream, times (2 · layers)^-0.5. With 0
+    every block starts
     as the identity, and tiny policies learn to copy from their context in half the steps."""
     qk_norm_init: float = Field(default=1.0, gt=0)
-    """First value of the query and key norms' scales. Normed queries and keys bound a score by head_dim^0.5 times its square:
+    """First value of the query and key norms' scales. Normed queries and keys bound a score by head_dim^0.5
+    times its square:
     narrow heads need more than 1 to attend to one token among hundreds."""
     max_position: int = 2048
     dtype: Literal["float32", "bfloat16"] = "float32"

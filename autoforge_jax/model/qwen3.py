@@ -54,8 +54,10 @@ def parameter_shapes(config: Qwen3Config) -> dict[str, tuple[int, ...]]:
 def init_arrays(config: Qwen3Config, key: Array) -> dict[str, Array]:
     """Path -> initial value of every parameter, float32.
 
-    Norms are one (query and key norms `qk_norm_init`); matrices are normal with variance 1/fan-in, those that write to the residual stream divided
-    by twice the depth and scaled by `residual_init`; embeddings have variance 1/D, so that tied logits start with variance one. All come
+    Norms are one (query and key norms `qk_norm_init`); matrices are normal with variance 1/fan-in, those that
+    write to the residual stream divided
+    by twice the depth and scaled by `residual_init`; embeddings have variance 1/D, so that tied logits start
+    with variance one. All come
     from one draw: a draw per parameter would compile a generator per shape.
     """
     shapes = parameter_shapes(config)

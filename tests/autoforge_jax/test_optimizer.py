@@ -55,14 +55,14 @@ def test_muon_orthogonalises_each_layer_by_itself_and_leaves_the_rest_to_adam() 
     grads = jax.tree.map(lambda p: jnp.asarray(rng.normal(size=p.shape), jnp.float32), params)
     # Layers of very different gradient size get updates of one size only when they are treated apart.
     grads["layers"]["query"] = grads["layers"]["query"] * jnp.asarray([1e-3, 1.0]).reshape(2, 1, 1)
-    config = OptimizerConfig(kind="muon", learning_rate=0.1, max_grad_norm=1e6)
+    config = OptimizerConfig(kind="muon", learning_rate=0.1, adam_fraction=0.3, max_grad_norm=1e6)
     optimizer = make_optimizer(config, 10)
     updates, _ = jax.jit(optimizer.update)(grads, optimizer.init(params), params)
     for layer in np.asarray(updates["layers"]["query"]):
         singular = np.linalg.svd(layer, compute_uv=False) / (0.1 * 0.2 * np.sqrt(8))
         assert np.all((singular > 0.5) & (singular < 1.5))
     # optax gives the AdamW part Nesterov momentum too: a first step of b1 (1-b1)/(1-b1²) + 1 times the sign.
-    first = -0.1 * (0.9 * 0.1 / (1 - 0.81) + 1)
+    first = -0.3 * 0.1 * (0.9 * 0.1 / (1 - 0.81) + 1)
     for name in ("embedding", "final_norm"):
         np.testing.assert_allclose(updates[name], first * np.sign(grads[name]), rtol=1e-3)
     np.testing.assert_allclose(

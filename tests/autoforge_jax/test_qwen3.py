@@ -187,3 +187,22 @@ def test_config_round_trip_and_refusals():
         Qwen3Config.from_hf(missing)
     with pytest.raises(WeightsError, match="multiple"):
         dataclasses.replace(TINY, num_heads=3)
+
+
+def test_initial_scales_do_what_they_say():
+    plain = weights_of(nnx.state(Qwen3(TINY, rngs=nnx.Rngs(3)), nnx.Param))
+    chosen = dataclasses.replace(TINY, residual_init=0.0, qk_norm_init=1.5)
+    model = Qwen3(chosen, rngs=nnx.Rngs(3))
+    scaled = weights_of(nnx.state(model, nnx.Param))
+    for name in ("output", "down"):
+        assert np.any(np.asarray(plain["layers"][name])) and not np.any(np.asarray(scaled["layers"][name]))
+    for name in ("query_norm", "key_norm"):
+        np.testing.assert_array_equal(scaled["layers"][name], 1.5)
+        np.testing.assert_array_equal(plain["layers"][name], 1.0)
+    np.testing.assert_array_equal(scaled["layers"]["query"], plain["layers"]["query"])
+    # every block is the identity at first: the hidden state is the normed embedding, whatever the context
+    tokens = np.array([[1, 2, 3]], np.int32)
+    hidden = model(tokens, np.array([[0, 1, 2]], np.int32), np.full((1, 3), 2, np.int32))
+    rows = np.asarray(scaled["embedding"])[tokens[0]]
+    expected = rows / np.sqrt(np.mean(rows**2, axis=-1, keepdims=True) + TINY.rms_norm_eps)
+    np.testing.assert_allclose(np.asarray(hidden)[0], expected, rtol=1e-5)
