@@ -180,8 +180,22 @@ def test_blueprints_are_acyclic_and_name_their_steps() -> None:
         assert {s.node for s in task.reference} <= set(order)
         assert all(order[e.source] < order[e.target] for e in task.blueprint.edges)
         thoughtful = [s for s in task.reference if s.thought]
-        reasoning = [n for n in task.blueprint.nodes if n.kind == "reasoning"]
-        assert bool(thoughtful) == bool(reasoning)
+        if any(n.kind == "reasoning" for n in task.blueprint.nodes):
+            assert thoughtful
+            continue
+        for step in thoughtful:  # plain look-ups: ``label: value``, the label from the user, the value used now
+            for part in step.thought.split("; "):
+                label, _, value = part.rpartition(": ")
+                assert label in task.instruction
+                assert value in {str(argument) for argument in step.arguments.values()}
+
+
+def test_a_look_up_is_said_once_before_the_call_that_uses_it() -> None:
+    thoughts = [step.thought for task in tasks() for step in task.reference]
+    assert any(": " in thought and "->" not in thought for thought in thoughts)
+    for task in tasks():
+        parts = [part for step in task.reference for part in step.thought.split("; ") if part]
+        assert len(parts) == len(set(parts))
 
 
 def test_sources_trace_to_earlier_results() -> None:
