@@ -124,6 +124,22 @@ class BatchConfig(Section):
     rows_per_microbatch: int = Field(default=8, ge=1)
     share_prefix: bool = True
     """Samples of one environment in a row share one copy of the prompt prefix (same loss, fewer tokens)."""
+    prefix_tokens: int = Field(default=0, ge=0)
+    """With `share_prefix`: above 0, prefixes (of at most so many tokens) lie in rows of their own, are computed
+    once per micro-batch, and `row_tokens` counts the tokens after the prefix only. Same loss, less than half the
+    work when samples are not much longer than their prefix. 0 = every packed row has its copy."""
+    prefixes_per_microbatch: int = Field(default=4, ge=1)
+    """With `prefix_tokens`: environments in a micro-batch at most; unused ones are computed as padding."""
+
+    @property
+    def prefixes_apart(self) -> bool:
+        """Prefixes lie in rows of their own."""
+        return self.share_prefix and self.prefix_tokens > 0
+
+    @property
+    def longest_sample(self) -> int:
+        """Tokens of the longest sample that can fit."""
+        return self.row_tokens + (self.prefix_tokens if self.prefixes_apart else 0)
 
 
 class SFTConfig(Section):
@@ -236,10 +252,10 @@ class Config(Section):
     @model_validator(mode="after")
     def _sizes_fit(self) -> Config:
         longest = self.rollout.max_trajectory_tokens
-        if longest > self.batch.row_tokens:
+        if longest > self.batch.longest_sample:
             raise ValueError(
                 f"rollout.max_trajectory_tokens ({longest}) is above batch.row_tokens "
-                f"({self.batch.row_tokens}): a trajectory must fit a row"
+                f"({self.batch.longest_sample} with the prefix): a trajectory must fit a row"
             )
         if longest > self.model.max_position:
             raise ValueError(

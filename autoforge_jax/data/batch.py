@@ -4,7 +4,8 @@ A row is ``[shared prefix | body of sample | body of sample | … | padding]``. 
 (visible to nobody), 1 = the shared prompt prefix (visible to every later segment of the row), 2, 3, … = one
 sample each. With `share_prefix` a row holds samples of one environment and every body starts at position
 `prefix_length`; without it each sample is a segment with its own copy of the prefix. Both give the same loss:
-attention sees the same tokens at the same positions.
+attention sees the same tokens at the same positions. With `prefix_tokens` > 0 too, a row is
+``[body | body | … | padding]`` of one environment and the prefixes lie apart, in `Batch.prefixes`.
 
 Which hidden state predicts a token is said explicitly by `predictor_index`: the token before it *in its own
 sample*. For the first body token after a shared prefix that is the prefix's last token, which lies elsewhere
@@ -27,6 +28,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from autoforge_jax.config import BatchConfig
 from autoforge_jax.errors import ConfigError, LedgerError
+from autoforge_jax.model.prefix import SharedPrefixes
 from autoforge_jax.types import TrainingSample
 
 PREFIX_SEGMENT = 1
@@ -50,7 +52,8 @@ class Batch:
     """i32; see above."""
     predictor_index: Int[Array, "rows tokens"]
     """i32; index in the row of the hidden state that predicts this token. The token's own index where nothing
-    does.
+    does. With `prefixes` a row's hidden states begin with the one of its prefix's last token, so that token t's
+    own index is t + 1.
     """
     action_mask: Bool[Array, "rows tokens"]
     """The policy sampled the token."""
@@ -67,13 +70,16 @@ class Batch:
     """i32; index into the samples given to `pack`; -1 outside samples."""
     sample_loss_tokens: Float[Array, "rows tokens"]
     """f32; how many loss tokens the token's sample has: the length of sequence-level ratios and means."""
+    prefixes: SharedPrefixes | None = None
+    """Prefixes that lie apart; None when rows have their own copy."""
     ref_logprobs: Float[Array, "rows tokens"] | None = None
     """f32 nats under the reference policy; None unless a KL to it is used."""
 
     @property
     def used_tokens(self) -> int:
         """Tokens of the batch that are not padding (numpy batches only)."""
-        return int(np.count_nonzero(np.asarray(self.segment_ids)))
+        apart = 0 if self.prefixes is None else int(np.sum(np.asarray(self.prefixes.lengths)))
+        return int(np.count_nonzero(np.asarray(self.segment_ids))) + apart
 
 
 @dataclass(frozen=True)
@@ -98,14 +104,25 @@ def pack(
     for index, sample in enumerate(samples):
         _check_sample(index, sample, config)
     rows = _plan_shared(samples, config) if config.share_prefix else _plan_separate(samples, config)
-    batches: list[Batch] = []
-    for start in range(0, len(rows), config.rows_per_microbatch):
-        batches.append(
-            _fill(
-                samples, rows[start : start + config.rows_per_microbatch], config, pad_id, observation_weight
-            )
-        )
-    return batches
+    parts = [
+        _fill(samples, part, config, pad_id, observation_weight) for part in _split(samples, rows, config)
+    ]
+    return parts
+
+
+def _split(samples: Sequence[TrainingSample], rows: Sequence[_Row], config: BatchConfig) -> list[list[_Row]]:
+    """Rows by micro-batch, in order; with prefixes apart also bounded in its environments."""
+    parts: list[list[_Row]] = []
+    environments: set[str] = set()
+    for row in rows:
+        environment = samples[row.members[0]].environment_id
+        crowded = config.prefixes_apart and len(environments | {environment}) > config.prefixes_per_microbatch
+        if not parts or len(parts[-1]) == config.rows_per_microbatch or crowded:
+            parts.append([])
+            environments = set()
+        parts[-1].append(row)
+        environments.add(environment)
+    return parts
 
 
 def _check_sample(index: int, sample: TrainingSample, config: BatchConfig) -> None:
@@ -117,7 +134,12 @@ def _check_sample(index: int, sample: TrainingSample, config: BatchConfig) -> No
             f"{name}: sequences of lengths {sorted(lengths)}, prefix_length {sample.prefix_length}; "
             "lengths must agree"
         )
-    if length > config.row_tokens:
+    if config.prefixes_apart and sample.prefix_length > config.prefix_tokens:
+        raise ConfigError(
+            f"{name} has a prefix of {sample.prefix_length} tokens, batch.prefix_tokens is "
+            f"{config.prefix_tokens}: raise it; prefixes are never cut"
+        )
+    if length - (sample.prefix_length if config.prefixes_apart else 0) > config.row_tokens:
         raise ConfigError(
             f"{name} has {length} tokens, a row has {config.row_tokens}: raise batch.row_tokens, or lower "
             "rollout.max_trajectory_tokens; samples are never cut"
@@ -169,9 +191,8 @@ def _plan_shared(samples: Sequence[TrainingSample], config: BatchConfig) -> list
                 )
         sizes = {i: len(samples[i].token_ids) - len(prefix) for i in members}
         order = sorted((i for i in members if sizes[i]), key=lambda i: (-sizes[i], i))
-        rows += [
-            _Row(len(prefix), bodies) for bodies in _first_fit(order, sizes, config.row_tokens - len(prefix))
-        ]
+        room = config.row_tokens - (0 if config.prefixes_apart else len(prefix))
+        rows += [_Row(len(prefix), bodies) for bodies in _first_fit(order, sizes, room)]
     return rows
 
 
@@ -185,19 +206,21 @@ def _fill(
     shape = (config.rows_per_microbatch, config.row_tokens)
     tokens = np.full(shape, pad_id, np.int32)
     positions, segments = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
-    predictor = np.tile(np.arange(config.row_tokens, dtype=np.int32), (config.rows_per_microbatch, 1))
+    # with prefixes apart, hidden state 0 of a row is the one of its prefix's last token
+    ahead = 1 if config.prefixes_apart else 0
+    predictor = ahead + np.tile(np.arange(config.row_tokens, dtype=np.int32), (config.rows_per_microbatch, 1))
     action = np.zeros(shape, np.bool_)
     weight, logprobs, advantages = (np.zeros(shape, np.float32) for _ in range(3))
     sample_ids = np.full(shape, -1, np.int32)
     loss_tokens = np.zeros(shape, np.float32)
     for r, row in enumerate(rows):
         shared = row.prefix_length
-        if shared:
+        if shared and not ahead:
             tokens[r, :shared] = samples[row.members[0]].token_ids[:shared]
             positions[r, :shared] = np.arange(shared)
             segments[r, :shared] = PREFIX_SEGMENT
             predictor[r, 1:shared] = np.arange(shared - 1)
-        cursor = shared
+        cursor = 0 if ahead else shared
         for slot, index in enumerate(row.members):
             sample = samples[index]
             span = slice(cursor, cursor + len(sample.token_ids) - shared)
@@ -205,9 +228,9 @@ def _fill(
             tokens[r, span] = sample.token_ids[shared:]
             positions[r, span] = np.arange(shared, shared + size)
             segments[r, span] = FIRST_SAMPLE_SEGMENT + slot
-            predictor[r, span.start + 1 : span.stop] = np.arange(span.start, span.stop - 1)
+            predictor[r, span.start + 1 : span.stop] = ahead + np.arange(span.start, span.stop - 1)
             if shared:
-                predictor[r, span.start] = shared - 1
+                predictor[r, span.start] = 0 if ahead else shared - 1
             weights = _token_weights(sample, observation_weight)
             sampled = np.asarray(sample.action_mask[shared:], np.bool_)
             action[r, span] = sampled
@@ -230,7 +253,23 @@ def _fill(
         "sample_ids": sample_ids,
         "sample_loss_tokens": loss_tokens,
     }
-    return Batch(**fields)
+    prefixes = _prefixes(samples, rows, config, pad_id) if config.prefixes_apart else None
+    return Batch(**fields, prefixes=prefixes)
+
+
+def _prefixes(
+    samples: Sequence[TrainingSample], rows: Sequence[_Row], config: BatchConfig, pad_id: int
+) -> SharedPrefixes:
+    tokens: Any = np.full((config.prefixes_per_microbatch, config.prefix_tokens), pad_id, np.int32)
+    lengths: Any = np.zeros(config.prefixes_per_microbatch, np.int32)
+    row_prefix: Any = np.zeros(config.rows_per_microbatch, np.int32)
+    known: dict[str, int] = {}
+    for r, row in enumerate(rows):
+        first = samples[row.members[0]]
+        place = known.setdefault(first.environment_id, len(known))
+        tokens[place, : row.prefix_length] = first.token_ids[: row.prefix_length]
+        lengths[place], row_prefix[r] = row.prefix_length, place
+    return SharedPrefixes(tokens, lengths, row_prefix)
 
 
 def _token_weights(sample: TrainingSample, observation_weight: float) -> np.ndarray:

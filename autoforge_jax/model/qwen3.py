@@ -20,7 +20,8 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from autoforge_jax.model.config import Qwen3Config
-from autoforge_jax.numerics.attention import segment_attention
+from autoforge_jax.model.prefix import SharedPrefixes
+from autoforge_jax.numerics.attention import PADDING_SEGMENT, PREFIX_SEGMENT, segment_attention
 
 Weights = dict[str, Any]
 """``{"embedding": [V, D], "final_norm": [D], ["lm_head": [V, D],] "layers": {name: [L, ...]}}``, float32."""
@@ -105,14 +106,20 @@ class Qwen3(nnx.Module):
         )
 
     def __call__(
-        self, tokens: Int[Array, "B T"], positions: Int[Array, "B T"], segment_ids: Int[Array, "B T"]
-    ) -> Float[Array, "B T D"]:
-        """Hidden states after the final norm, in the compute type.
+        self,
+        tokens: Int[Array, "B T"],
+        positions: Int[Array, "B T"],
+        segment_ids: Int[Array, "B T"],
+        prefixes: SharedPrefixes | None = None,
+    ) -> Float[Array, "B N D"]:
+        """Hidden states [B, T, D] after the final norm, in the compute type.
 
         segment_ids: 0 = padding, 1 = the row's shared prefix, ≥ 2 = one sample each (numerics.attention).
-        Rows of padding are finite and mean nothing.
+        Rows of padding are finite and mean nothing. With `prefixes` each row also sees its prefix there, and
+        the result is [B, 1 + T, D]: first the hidden state of the prefix's last token.
         """
-        return forward(weights_of(nnx.state(self, nnx.Param)), self.config, tokens, positions, segment_ids)
+        weights = weights_of(nnx.state(self, nnx.Param))
+        return forward(weights, self.config, tokens, positions, segment_ids, prefixes)
 
     def unembedding(self) -> Float[Array, "V D"]:
         """The output matrix: ``logits = hidden @ unembedding().T``."""
@@ -194,8 +201,11 @@ def forward(
     tokens: Int[Array, "B T"],
     positions: Int[Array, "B T"],
     segment_ids: Int[Array, "B T"],
-) -> Float[Array, "B T D"]:
+    prefixes: SharedPrefixes | None = None,
+) -> Float[Array, "B N D"]:
     """The whole model without the output matrix; see `Qwen3.__call__`."""
+    if prefixes is not None:
+        return _forward_after(weights, config, tokens, positions, segment_ids, prefixes)
     cos, sin = rotary(positions, config)
 
     def step(x: Array, layer: Layer) -> tuple[Array, None]:
@@ -205,4 +215,40 @@ def forward(
 
     body = jax.checkpoint(step) if config.remat else step
     x, _ = jax.lax.scan(body, embed(weights, tokens, config), weights["layers"])
+    return rms_norm(x, weights["final_norm"], config.rms_norm_eps)
+
+
+def _forward_after(
+    weights: Weights,
+    config: Qwen3Config,
+    tokens: Int[Array, "B T"],
+    positions: Int[Array, "B T"],
+    segment_ids: Int[Array, "B T"],
+    prefixes: SharedPrefixes,
+) -> Float[Array, "B T+1 D"]:
+    """`forward` of rows whose prefixes are computed once, in rows of their own."""
+    turns = rotary(positions, config)
+    places = jnp.broadcast_to(jnp.arange(prefixes.tokens.shape[1], dtype=jnp.int32), prefixes.tokens.shape)
+    prefix_turns = rotary(places, config)
+    prefix_segments = jnp.where(places < prefixes.lengths[:, None], PREFIX_SEGMENT, PADDING_SEGMENT)
+    key_segments = jnp.concatenate([prefix_segments[prefixes.row_prefix], segment_ids], axis=1)
+
+    def step(carry: tuple[Array, Array], layer: Layer) -> tuple[tuple[Array, Array], None]:
+        x, shared = carry
+        q, k, v = project_qkv(layer, shared, *prefix_turns, config)
+        attended = segment_attention(q, k, v, prefix_segments, chunk=config.attention_chunk)
+        shared = finish_layer(layer, shared, attended, config)
+        q, own_k, own_v = project_qkv(layer, x, *turns, config)
+        k = jnp.concatenate([k[prefixes.row_prefix], own_k], axis=1)
+        v = jnp.concatenate([v[prefixes.row_prefix], own_v], axis=1)
+        attended = segment_attention(
+            q, k, v, segment_ids, chunk=config.attention_chunk, key_segments=key_segments
+        )
+        return (finish_layer(layer, x, attended, config), shared), None
+
+    body = jax.checkpoint(step) if config.remat else step
+    start = embed(weights, tokens, config), embed(weights, prefixes.tokens, config)
+    (x, shared), _ = jax.lax.scan(body, start, weights["layers"])
+    last = shared[jnp.arange(shared.shape[0]), jnp.maximum(prefixes.lengths - 1, 0)]
+    x = jnp.concatenate([last[prefixes.row_prefix][:, None], x], axis=1)
     return rms_norm(x, weights["final_norm"], config.rms_norm_eps)

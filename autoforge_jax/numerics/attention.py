@@ -36,13 +36,17 @@ def visible(
 
 def segment_attention(
     q: Float[Array, "B T H d"],
-    k: Float[Array, "B T K d"],
-    v: Float[Array, "B T K d"],
+    k: Float[Array, "B S K d"],
+    v: Float[Array, "B S K d"],
     segment_ids: Int[Array, "B T"],
     *,
     chunk: int,
+    key_segments: Int[Array, "B S"] | None = None,
 ) -> Float[Array, "B T H d"]:
     """Grouped-query attention over whole rows; scores and softmax in float32, output in q's type.
+
+    With `key_segments` the keys are a row of their own that ends with the queries' tokens: the S - T keys
+    before those (a prefix computed elsewhere) come before every query.
 
     Queries go in blocks of `chunk` to 4 × `chunk`; a block reads only keys up to its last query, so about
     half of the square is never computed, and the largest temporary is [B, H, 4 × chunk, T]. A query that sees
@@ -51,6 +55,8 @@ def segment_attention(
     second mask on the weights.
     """
     batch, length, heads, width = q.shape
+    before = k.shape[1] - length
+    keys = segment_ids if key_segments is None else key_segments
     shared, groups = k.shape[2], heads // k.shape[2]
     # [B, K, group, T, d]: one product per key/value head and block, with the query heads of a group as more
     # rows of it
@@ -63,18 +69,19 @@ def segment_attention(
     out: list[Array] = []
     for start in range(0, length, size):
         stop = min(start + size, length)
+        seen = before + stop
         rows = q[:, :, :, start:stop].reshape(batch, shared, groups * (stop - start), width)
-        scores = jnp.einsum("bkqd,bksd->bkqs", rows, k[:, :, :stop], preferred_element_type=jnp.float32)
-        scores = scores.reshape(batch, shared, groups, stop - start, stop)
-        mask = visible(segment_ids[:, start:stop], segment_ids[:, :stop], start)
+        scores = jnp.einsum("bkqd,bksd->bkqs", rows, k[:, :, :seen], preferred_element_type=jnp.float32)
+        scores = scores.reshape(batch, shared, groups, stop - start, seen)
+        mask = visible(segment_ids[:, start:stop], keys[:, :seen], before + start)
         bias = jnp.where(mask, 0.0, HIDDEN).astype(jnp.float32)[:, None, None]
         scores = scores + jnp.broadcast_to(bias, scores.shape)
         # the shift cancels in the quotient, so it carries no gradient
         peak = jax.lax.stop_gradient(jnp.maximum(jnp.max(scores, axis=-1, keepdims=True), FLOOR))
         weights = jnp.exp(scores - peak)
         total = jnp.sum(weights, axis=-1, keepdims=True)
-        weights = weights.astype(v.dtype).reshape(batch, shared, groups * (stop - start), stop)
-        block = jnp.einsum("bkqs,bksd->bkqd", weights, v[:, :, :stop], preferred_element_type=jnp.float32)
+        weights = weights.astype(v.dtype).reshape(batch, shared, groups * (stop - start), seen)
+        block = jnp.einsum("bkqs,bksd->bkqd", weights, v[:, :, :seen], preferred_element_type=jnp.float32)
         # dividing after the product touches d numbers per query instead of T
         block = block.reshape(batch, shared, groups, stop - start, width) / jnp.where(total > 0.0, total, 1.0)
         out.append(block.astype(v.dtype))

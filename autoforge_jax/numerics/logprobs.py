@@ -36,7 +36,7 @@ class TokenLogprobs:
 
 
 def row_logprobs(
-    hidden: Float[Array, "rows tokens width"],
+    hidden: Float[Array, "rows states width"],
     unembedding: Float[Array, "vocabulary width"],
     tokens: Int[Array, "rows tokens"],
     predictor_index: Int[Array, "rows tokens"],
@@ -46,16 +46,17 @@ def row_logprobs(
     chunk_size: int = DEFAULT_CHUNK,
 ) -> TokenLogprobs:
     """Log-probs [rows, tokens] of `tokens` under the hidden states that `predictor_index` (index in the row)
-    names.
+    names. A row may have more hidden states than tokens.
     """
     require_same_shape(tokens=tokens, predictor_index=predictor_index, mask=mask)
-    rows, length, width = hidden.shape
-    if tokens.shape != (rows, length):
-        raise ValueError(f"hidden is for [rows, tokens] = {(rows, length)}, tokens are {tokens.shape}")
-    offsets = (jnp.arange(rows, dtype=jnp.int32) * length)[:, None]
+    rows, states, width = hidden.shape
+    length = tokens.shape[1]
+    if tokens.shape[0] != rows or length > states:
+        raise ValueError(f"hidden is for [rows, tokens] = {(rows, states)}, tokens are {tokens.shape}")
+    offsets = (jnp.arange(rows, dtype=jnp.int32) * states)[:, None]
     predictors = (predictor_index + jnp.broadcast_to(offsets, (rows, length))).reshape(-1)
     flat = flat_logprobs(
-        hidden.reshape(rows * length, width),
+        hidden.reshape(rows * states, width),
         unembedding,
         predictors,
         tokens.reshape(-1),

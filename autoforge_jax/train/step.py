@@ -22,6 +22,7 @@ from flax import nnx
 
 from autoforge_jax.config import ERPOConfig
 from autoforge_jax.data.batch import Batch
+from autoforge_jax.model.prefix import SharedPrefixes
 from autoforge_jax.numerics.logprobs import DEFAULT_CHUNK, TokenLogprobs, row_logprobs
 from autoforge_jax.numerics.losses import (
     LossOutput,
@@ -37,18 +38,24 @@ from autoforge_jax.numerics.losses import (
 )
 from autoforge_jax.train.state import Params, TrainState
 
-Forward = Callable[[Params, jax.Array, jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
-"""(params, tokens, positions, segment_ids) -> (hidden [rows, tokens, D], unembedding [V, D])."""
+Forward = Callable[..., tuple[jax.Array, jax.Array]]
+"""(params, tokens, positions, segment_ids[, prefixes]) -> (hidden [rows, tokens, D], unembedding [V, D]).
+Prefixes are passed only for batches that have them; hidden is then [rows, 1 + tokens, D] (`Qwen3.__call__`).
+"""
 
 
 def forward_of(graphdef: nnx.GraphDef) -> Forward:
     """The forward function of a model that was split with ``nnx.split(model, nnx.Param)``."""
 
     def forward(
-        params: Params, tokens: jax.Array, positions: jax.Array, segment_ids: jax.Array
+        params: Params,
+        tokens: jax.Array,
+        positions: jax.Array,
+        segment_ids: jax.Array,
+        prefixes: SharedPrefixes | None = None,
     ) -> tuple[jax.Array, jax.Array]:
         model: Any = nnx.merge(graphdef, params)
-        return model(tokens, positions, segment_ids), model.unembedding()
+        return model(tokens, positions, segment_ids, prefixes), model.unembedding()
 
     return forward
 
@@ -265,7 +272,8 @@ def batch_logprobs(
     forward: Forward, params: Params, batch: Batch, temperature: float, chunk_size: int = DEFAULT_CHUNK
 ) -> TokenLogprobs:
     """Log-probs [rows, tokens] of the batch's loss tokens under `params`; 0 elsewhere."""
-    hidden, unembedding = forward(params, batch.tokens, batch.positions, batch.segment_ids)
+    prefixes = () if batch.prefixes is None else (batch.prefixes,)
+    hidden, unembedding = forward(params, batch.tokens, batch.positions, batch.segment_ids, *prefixes)
     return row_logprobs(
         hidden,
         unembedding,
