@@ -125,9 +125,9 @@ class BatchConfig(Section):
     share_prefix: bool = True
     """Samples of one environment in a row share one copy of the prompt prefix (same loss, fewer tokens)."""
     prefix_tokens: int = Field(default=0, ge=0)
-    """With `share_prefix`: above 0, prefixes (of at most so many tokens) lie in rows of their own, are computed
-    once per micro-batch, and `row_tokens` counts the tokens after the prefix only. Same loss, less than half the
-    work when samples are not much longer than their prefix. 0 = every packed row has its copy."""
+    """With `share_prefix`: above 0, prefixes (of at most so many tokens) lie in rows of their own, are
+    computed once per micro-batch, and `row_tokens` counts the tokens after the prefix only. Same loss, about
+    half the work when samples are not much longer than their prefix. 0 = every packed row has its copy."""
     prefixes_per_microbatch: int = Field(default=4, ge=1)
     """With `prefix_tokens`: environments in a micro-batch at most; unused ones are computed as padding."""
 

@@ -52,8 +52,8 @@ class Batch:
     """i32; see above."""
     predictor_index: Int[Array, "rows tokens"]
     """i32; index in the row of the hidden state that predicts this token. The token's own index where nothing
-    does. With `prefixes` a row's hidden states begin with the one of its prefix's last token, so that token t's
-    own index is t + 1.
+    does. With `prefixes` a row's hidden states begin with the one of its prefix's last token, so that token
+    t's own index is t + 1.
     """
     action_mask: Bool[Array, "rows tokens"]
     """The policy sampled the token."""

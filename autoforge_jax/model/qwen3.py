@@ -233,14 +233,20 @@ def _forward_after(
     prefix_segments = jnp.where(places < prefixes.lengths[:, None], PREFIX_SEGMENT, PADDING_SEGMENT)
     key_segments = jnp.concatenate([prefix_segments[prefixes.row_prefix], segment_ids], axis=1)
 
+    # A product instead of a gather: its gradient is a product too, where a scatter-add adds one by one.
+    chosen = jax.nn.one_hot(prefixes.row_prefix, prefixes.tokens.shape[0], dtype=config.dtype)
+
+    def of_rows(x: Array) -> Array:
+        return jnp.einsum("be,e...->b...", chosen, x)
+
     def step(carry: tuple[Array, Array], layer: Layer) -> tuple[tuple[Array, Array], None]:
         x, shared = carry
         q, k, v = project_qkv(layer, shared, *prefix_turns, config)
         attended = segment_attention(q, k, v, prefix_segments, chunk=config.attention_chunk)
         shared = finish_layer(layer, shared, attended, config)
         q, own_k, own_v = project_qkv(layer, x, *turns, config)
-        k = jnp.concatenate([k[prefixes.row_prefix], own_k], axis=1)
-        v = jnp.concatenate([v[prefixes.row_prefix], own_v], axis=1)
+        k = jnp.concatenate([of_rows(k), own_k], axis=1)
+        v = jnp.concatenate([of_rows(v), own_v], axis=1)
         attended = segment_attention(
             q, k, v, segment_ids, chunk=config.attention_chunk, key_segments=key_segments
         )
