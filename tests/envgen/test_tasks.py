@@ -183,7 +183,8 @@ def test_blueprints_are_acyclic_and_name_their_steps() -> None:
         if any(n.kind == "reasoning" for n in task.blueprint.nodes):
             assert thoughtful
             continue
-        for step in thoughtful:  # plain look-ups: ``label: value``, the label from the user, the value used now
+        # plain look-ups: ``label: value``, the label from the user, the value used now
+        for step in thoughtful:
             for part in step.thought.split("; "):
                 label, _, value = part.rpartition(": ")
                 assert label in task.instruction
