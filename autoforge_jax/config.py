@@ -57,8 +57,8 @@ class RenderConfig(Section):
     tools: Literal["signature", "json"] = "signature"
     """`signature`: one line per tool; `json`: the full JSON schemas, as pretrained models expect."""
     tool_descriptions: bool = True
-    """Signatures end with the tool's description. Without it the prompt of a tiny policy is a third
-    shorter."""
+    """Signatures end with the tool's description. Without it the prompts of the
+    example documents are 7 to 25 % shorter."""
     interleaved_thinking: bool = True
     """Thinking of earlier turns stays in the context (METHOD.md §4)."""
     policy_in_prompt: bool = True
