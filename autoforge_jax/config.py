@@ -85,8 +85,8 @@ class ModelConfig(Section):
     tie_embeddings: bool = True
     residual_init: float = Field(default=1.0, ge=0)
     """From scratch: scale of the matrices that write to the residual stream, times (2 · layers)^-0.5. With 0
-    every block starts
-    as the identity, and tiny policies learn to copy from their context in half the steps."""
+    every block starts as the identity; in short trials copying from the context came sooner
+    (docs/learning.md)."""
     qk_norm_init: float = Field(default=1.0, gt=0)
     """First value of the query and key norms' scales. Normed queries and keys bound a score by head_dim^0.5
     times its square:
