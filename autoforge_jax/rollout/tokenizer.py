@@ -2,10 +2,12 @@
 chat template).
 
 Made for JSON that is copied: a digit is one token (but for the year of an ISO date and the ``:00`` of a
-full hour); a run of JSON punctuation (``":"``, ``"},{"``) is one pre-token and so becomes one token; the
-frame of a tool call (``{"name":"``, ``","arguments":{"``) is one pre-token each; identifiers split at case
-and underscore. A capitalised word or an id (``E41`` = ``E``, ``4``, ``1``) never carries the space before it,
-so it has the same ids in a sentence, in a result and in a call.
+full hour); a run of JSON punctuation (``":"``, ``"},{"``) is one pre-token and so becomes one token, an
+object's key with what opens its value (``price":``) another; the frame of a tool call (``{"name":"``,
+``","arguments":{"``) is one pre-token each, and so is an identifier (``list_notes``, ``listNotes``). A
+capitalised word, an identifier or an id (``E41`` = ``E``, ``4``, ``1``) never carries the space before it,
+so it has the same ids in a sentence, in a result and in a call; a name of two words is two tokens
+(``Weekly ``, ``Plan``). Short transcripts matter: what need not be read cannot be looked at by mistake.
 
 Special tokens exist only where a renderer writes them: `encode_text` reads any string as ordinary text.
 """
@@ -50,8 +52,11 @@ _PRE_TOKENS = "|".join(
         r"20\d\d-(?=\d\d-)",  # year of an ISO date: the same in most dates of a transcript
         r"(?::00)+(?!\p{N})",  # full hours
         r"\p{N}",
+        r'[\p{L}_]+":[\[{"]*',  # a key with what opens its value
+        r" (?=\p{L}*[\p{Ll}_][_\p{Lu}])",
+        r"(?<![\p{L}_])(?=\p{L}*[\p{Ll}_][_\p{Lu}])[\p{L}_]+(?!\p{N})",  # snake_case and camelCase names
         r"[ _]?\p{Ll}+(?: (?=[\p{Lu}\p{N}]))?",  # the space before an id or a name goes to the word before it
-        r"\p{Lu}\p{Ll}+",
+        r"\p{Lu}\p{Ll}+(?: (?=[\p{Lu}\p{N}]))?",
         r"\p{Lu}+(?!\p{Ll})",  # ids' prefixes and acronyms: URLParser = URL, Parser
         r"\p{L}",
         r"[ \n]?[^\p{L}\p{N}\s]+(?:\n+| (?!\p{Ll}))?",  # punctuation runs with the breaks around them

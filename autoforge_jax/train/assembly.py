@@ -15,6 +15,7 @@ from flax import nnx
 from autoforge_jax.errors import TrainingError
 from autoforge_jax.model.config import Qwen3Config
 from autoforge_jax.model.qwen3 import Qwen3
+from autoforge_jax.model.retrieval_init import retrieval_weights
 from autoforge_jax.rollout.engine_jax import JaxEngine
 from autoforge_jax.rollout.render import Renderer
 from autoforge_jax.train.checkpoint import CheckpointMeta, CheckpointStore
@@ -46,6 +47,12 @@ class Assembly:
         self.model_config, self._loaded = self._model()
         model = Qwen3(self.model_config, rngs=nnx.Rngs(config.run.seed))
         self.graphdef, self._fresh = nnx.split(model, nnx.Param)
+        if config.model.init == "retrieval" and self._loaded is None:
+            tokenizer = renderer.tokenizer
+            pieces = [tokenizer.decode([index]) for index in range(tokenizer.vocab_size)]
+            drawn = nnx.to_pure_dict(self._fresh)
+            started = retrieval_weights(drawn, self.model_config, pieces, config.run.seed)
+            nnx.replace_by_pure_dict(self._fresh, started)
         self.forward: Forward = forward_of(self.graphdef)
         self.engine = JaxEngine(
             self.graphdef,

@@ -21,7 +21,7 @@ from envgen.synthesis.demands import Chooser
 from envgen.synthesis.instructions import Speaker
 from envgen.synthesis.shapes import DemandShape, SelectorKind, difficulty
 from envgen.synthesis.values import ValueMaker, ValuePool
-from envgen.synthesis.wording import say
+from envgen.synthesis.wording import quote, say
 from envgen.synthesis.world import build_world
 from envgen.types import BlueprintNode, ReasoningKind, StateData, Task, UserFact
 
@@ -283,7 +283,8 @@ class TaskMaker:
                 raise Unfit(f"{len(named)} records called {choice.anchor[collection.label]!r}")
             at = f"{named[0]}." if named[0] else ""
             known = recorder.output(step, at + answer)
-            found = [replace(known, said=f"{choice.anchor[collection.label]}: {known.value}")]
+            record = f"{self.speaker.entity(choice.collection)} {quote(choice.anchor[collection.label])}"
+            found = [replace(known, said=f"{record}: {known.value}")]
             for name in also:
                 path = pick.locator.access.path(name)
                 if name not in scope and path is not None:

@@ -81,7 +81,7 @@ def test_dates_and_full_hours_are_short_and_the_same_everywhere() -> None:
         "the note %s is",
         "of %s.",
         "%s(a: str)",
-        '{"a":"b","%s":1}',
+        '{"a":["%s",1]}',
         "Home is %s, now",
     ],
 )
@@ -89,6 +89,18 @@ def test_a_copied_string_has_the_same_ids_everywhere(copied: str, context: str) 
     own = tokenizer().encode_text(copied)
     whole = tokenizer().encode_text(context % copied)
     assert any(whole[i : i + len(own)] == own for i in range(len(whole)))
+
+
+@pytest.mark.parametrize("key", ["name", "list_notes", "listNotes"])
+@pytest.mark.parametrize("opens", ['":"', '":', '":[{"', '":{"'])
+def test_a_key_and_what_opens_its_value_are_one_pre_token(key: str, opens: str) -> None:
+    own = train_tokenizer([f'{{"{key}{opens}'] * 9, 600)
+    assert [own.decode([i]) for i in own.encode_text(f'{{"{key}{opens}')] == ['{"', f"{key}{opens}"]
+
+
+def test_names_of_several_words_take_a_token_a_word() -> None:
+    own = train_tokenizer(['"Weekly Plan" in "Plan"'] * 9, 600)
+    assert [own.decode([i]) for i in own.encode_text('"Weekly Plan"')] == ['"', "Weekly ", "Plan", '"']
 
 
 def test_frames_of_json_are_single_tokens() -> None:

@@ -63,13 +63,13 @@ class Entity:
         return self.key if not self.generated and not self.singleton else ""
 
     def reading_order(self, name: str) -> int:
-        """Place of a field in a record: the label leads, the record's own key closes, the rest keeps the
-        document's order.
+        """Place of a field in a record: the document's order, then the label, then the record's own key.
 
-        JSON objects have no order, so the choice is ours, and it is for a reader that only looks back: by the
-        time it meets the id to copy, it knows whose id that is.
+        JSON objects have no order, so the choice is ours, and it is for a reader that only looks back: what
+        leads to a label (the price that must be lowest) comes before it, and the id to copy follows the label
+        that names it at once.
         """
-        return 0 if name == self.label() and name != self.key else 2 if name == self.key else 1
+        return 2 if name == self.key else 1 if name == self.label() else 0
 
     def collection(self) -> Collection:
         """The frozen form."""

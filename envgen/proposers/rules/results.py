@@ -91,9 +91,9 @@ def _children(
             node = _made(prop, entity, target, notes)
             if node is not None:
                 nodes.append(node)
-    # Fields keep the reading order of the record itself; what is no field stays between label and key.
+    # Fields keep the reading order of the record itself; what is no field comes before label and key.
     return tuple(
-        sorted(nodes, key=lambda node: entity.reading_order(node.field) if node.kind == "field" else 1)
+        sorted(nodes, key=lambda node: entity.reading_order(node.field) if node.kind == "field" else 0)
     )
 
 
