@@ -155,6 +155,8 @@ class SFTConfig(Section):
     observation_weight: float = Field(default=0.0, ge=0)
     """Weight of the loss on observation tokens (user messages, tool results) beside 1 on action tokens; 0 =
     actions only."""
+    drill_share: float = Field(default=0.0, ge=0, lt=1)
+    """Share of look-up drills among the samples (data.drills): many look-ups in one short transcript."""
     probe_every: int = Field(default=50, ge=1)
     probe_tasks: int = Field(default=48, ge=1)
     min_steps: int = 0

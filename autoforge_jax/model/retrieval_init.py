@@ -56,7 +56,7 @@ STILL = 0.006
 """Radians per position: pairs that turn more slowly compare content over a few hundred tokens."""
 
 _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
-_OFFSETS = ((1.0, TURNING, 2.0), (2.0, TURNING, 2.0), (5.0, TURNING, 0.6))
+_OFFSETS = ((1.0, TURNING, 2.0), (2.0, TURNING, 2.0), (3.0, TURNING, 0.6), (5.0, TURNING, 0.6))
 """Per head of layer 0: how far back, and the band of rotary pairs (radians per position) that says so. A
 band without the fastest pairs has a wide peak."""
 
@@ -75,20 +75,15 @@ class _Channels:
     """Who owns which channel of the residual stream; channel 0 is the constant one."""
 
     token: np.ndarray
-    blocks: tuple[np.ndarray, np.ndarray, np.ndarray]
+    blocks: tuple[np.ndarray, ...]
 
     @staticmethod
     def of(config: Qwen3Config) -> _Channels:
-        width = config.hidden_size
-        block = min(3 * width // 16, config.head_dim)
-        first = width - 3 * block
+        width, count = config.hidden_size, len(_OFFSETS)
+        block = min(5 * width // 32, config.head_dim)
+        first = width - count * block
         return _Channels(
-            np.arange(1, first),
-            (
-                np.arange(first, first + block),
-                np.arange(first + block, first + 2 * block),
-                np.arange(first + 2 * block, width),
-            ),
+            np.arange(1, first), tuple(first + block * n + np.arange(block) for n in range(count))
         )
 
 
@@ -96,17 +91,17 @@ def retrieval_weights(weights: Weights, config: Qwen3Config, pieces: Sequence[st
     """`weights` (randomly initialised, as nested dict of arrays) with the circuits written into layers 0 and
     1, float32. `pieces`: text of every token id. Deterministic in `seed`.
 
-    Raises WeightsError when the shape leaves no room: fewer than 2 layers or 3 key/value heads, or fewer than
+    Raises WeightsError when the shape leaves no room: fewer than 2 layers or 4 key/value heads, or fewer than
     4 rotary pairs that stand still (raise `rope_theta` or `head_dim`).
     """
     frequencies = config.rope_theta ** (-np.arange(config.head_dim // 2) / (config.head_dim // 2))
     still = np.flatnonzero(np.concatenate([frequencies, frequencies]) < STILL)
-    if config.num_layers < 2 or config.num_kv_heads < 3 or still.size < 8 or config.hidden_size < 64:
+    if config.num_layers < 2 or config.num_kv_heads < 4 or still.size < 8 or config.hidden_size < 64:
         raise WeightsError(
             f"model.init = 'retrieval' got {config.num_layers} layers, {config.num_kv_heads} "
             "key/value heads, "
             f"{config.hidden_size} channels and {still.size // 2} rotary pairs below {STILL} radians per "
-            "position; it needs at least 2, 3, 64 and 4 (raise rope_theta or head_dim for more slow pairs)"
+            "position; it needs at least 2, 4, 64 and 4 (raise rope_theta or head_dim for more slow pairs)"
         )
     if len(pieces) != config.vocab_size:
         raise WeightsError(f"{len(pieces)} token texts for {config.vocab_size} embeddings")
@@ -192,10 +187,10 @@ def _matching_heads(
     two hold the same token."""
     width, group = config.head_dim, config.num_heads // config.num_kv_heads
     query, key = layers["query"][1], layers["key"][1]
-    back1, back2, back5 = channels.blocks
+    back1, back2, back3, back5 = channels.blocks
     plans: tuple[tuple[tuple[np.ndarray | None, np.ndarray], ...], ...] = (
-        ((None, back1), (back1, back2)),
-        ((back1, back5), (back2, back5)),
+        ((None, back1), (back1, back2), (back5, back5)),
+        ((back3, back5),),
         ((None, back2),),
     )
     for index, pairs in enumerate(plans):

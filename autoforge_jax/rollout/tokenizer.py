@@ -52,7 +52,7 @@ _PRE_TOKENS = "|".join(
         r"20\d\d-(?=\d\d-)",  # year of an ISO date: the same in most dates of a transcript
         r"(?::00)+(?!\p{N})",  # full hours
         r"\p{N}",
-        r'[\p{L}_]+":[\[{"]*',  # a key with what opens its value
+        r'[\p{L}_]+":(?! )[\[{"]*',  # a key with what opens its value
         r" (?=\p{L}*[\p{Ll}_][_\p{Lu}])",
         r"(?<![\p{L}_])(?=\p{L}*[\p{Ll}_][_\p{Lu}])[\p{L}_]+(?!\p{N})",  # snake_case and camelCase names
         r"[ _]?\p{Ll}+(?: (?=[\p{Lu}\p{N}]))?",  # the space before an id or a name goes to the word before it

@@ -4,11 +4,13 @@ for ERPO."""
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from autoforge_jax.config import Config, EvalConfig
+from autoforge_jax.data.drills import lookup_drills
 from autoforge_jax.data.samples import supervised_sample
+from autoforge_jax.rollout.render import Renderer
 from autoforge_jax.train.assembly import Assembly
 from autoforge_jax.train.evaluate import evaluate
 from autoforge_jax.train.interrupt import StopFlag
@@ -17,6 +19,7 @@ from autoforge_jax.train.phase_references import References, shuffled
 from autoforge_jax.train.sft import ReferenceBatches, SFTResult, run_sft
 from autoforge_jax.train.state import TrainState
 from autoforge_jax.train.step import SupervisedObjective, make_train_step
+from autoforge_jax.types import TrainingSample
 
 PHASE = "warm start"
 
@@ -40,13 +43,28 @@ def probe_config(config: Config) -> EvalConfig:
     )
 
 
+def training_samples(config: Config, references: References, renderer: Renderer) -> list[TrainingSample]:
+    """The references and `sft.drill_share` of look-up drills made from them; groups count up."""
+    share = config.sft.drill_share
+    wanted = round(len(references.trajectories) * share / (1 - share))
+    drills = lookup_drills(
+        references.trajectories,
+        renderer,
+        wanted,
+        seed=config.run.seed,
+        max_tokens=config.rollout.max_trajectory_tokens,
+    )
+    samples = [*(supervised_sample(trajectory) for trajectory in references.trajectories), *drills]
+    return [replace(sample, group=group) for group, sample in enumerate(samples)]
+
+
 def warm_start(
     assembly: Assembly, references: References, log: MetricsLog, reporter: Reporter, stop: StopFlag
 ) -> WarmStart:
     """Train until the last step or the stop rule; resumes at the newest checkpoint. Raises Interrupted after
     saving."""
     config, seed = assembly.config, assembly.config.run.seed
-    samples = [supervised_sample(t, group=i) for i, t in enumerate(references.trajectories)]
+    samples = training_samples(config, references, assembly.renderer)
     batches = ReferenceBatches(
         samples, config.sft, config.batch, pad_id=assembly.renderer.tokenizer.pad_id, seed=seed
     )

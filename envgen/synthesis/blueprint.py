@@ -120,11 +120,16 @@ def _short(value: Any) -> str:
     return value if isinstance(value, str) else orjson.dumps(value).decode()
 
 
-def work_out(node: BlueprintNode, outputs: Sequence[Any], word: str) -> str:
-    """The worked reasoning of a node as one short line, e.g. ``price: 12, 7, 30 -> lowest 7 is E4``."""
+def work_out(node: BlueprintNode, outputs: Sequence[Any], word: str, label: str = "") -> str:
+    """The worked reasoning of a node as one short line, e.g. ``price: 12, 7, 30 -> lowest 7 is E4``. With the
+    path of the records' `label` the answer is named first: ``... -> lowest 7 is "Old Fair": E4``.
+    """
     elements = elements_of(node, outputs)
-    answers = infer(node, outputs)
-    said = ", ".join(_short(a) for a in answers)
+    answers = [_short(answer) for answer in infer(node, outputs)]
+    if label:
+        names = infer(node.model_copy(update={"answer": label}), outputs)
+        answers = [f'"{_short(name)}": {answer}' for name, answer in zip(names, answers, strict=True)]
+    said = ", ".join(answers)
     if node.reasoning == "count":
         if not node.answer:
             return f"count: {said}"
@@ -249,10 +254,10 @@ class Recorder:
         self.nodes.append(BlueprintNode(id=node, kind="ask", detail=question))
         return Known(value, "user_fact", fact, node)
 
-    def reason(self, node: BlueprintNode, word: str) -> list[Known]:
-        """Add a reasoning node over earlier outputs; returns what it arrives at."""
+    def reason(self, node: BlueprintNode, word: str, label: str = "") -> list[Known]:
+        """Add a reasoning node over earlier outputs; returns what it arrives at. `label`: see `work_out`."""
         answers = infer(node, self.outputs)
-        self._words[node.id] = work_out(node, self.outputs, word)
+        self._words[node.id] = work_out(node, self.outputs, word, label)
         self.nodes.append(node)
         for step in dict.fromkeys(split_reference(pattern)[0] for pattern in node.elements):
             self.edges.append(

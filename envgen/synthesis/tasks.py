@@ -305,7 +305,8 @@ class TaskMaker:
                 order=selector.order,
                 detail=f"{selector.kind} {words} of {choice.collection}",
             )
-            found = recorder.reason(node, words)
+            shown = pick.locator.access.path(collection.label) if pick.answer == collection.key else None
+            found = recorder.reason(node, words, shown or "")
             for name in also if len(found) == 1 else ():
                 path = pick.locator.access.path(name)
                 if name not in scope and path is not None:

@@ -98,6 +98,12 @@ def test_a_key_and_what_opens_its_value_are_one_pre_token(key: str, opens: str) 
     assert [own.decode([i]) for i in own.encode_text(f'{{"{key}{opens}')] == ['{"', f"{key}{opens}"]
 
 
+def test_a_name_in_quotes_before_a_colon_is_no_key() -> None:
+    """A thought (``"Old Gala": E4``) copies the name as a result spells it."""
+    own = train_tokenizer(['{"name":"Old Gala","id":"E4"} "Old Gala": E4'] * 9, 600)
+    assert [own.decode([i]) for i in own.encode_text('"Old Gala": E4')][1:3] == ["Old ", "Gala"]
+
+
 def test_names_of_several_words_take_a_token_a_word() -> None:
     own = train_tokenizer(['"Weekly Plan" in "Plan"'] * 9, 600)
     assert [own.decode([i]) for i in own.encode_text('"Weekly Plan"')] == ['"', "Weekly ", "Plan", '"']
