@@ -157,10 +157,18 @@ class SFTConfig(Section):
     actions only."""
     drill_share: float = Field(default=0.0, ge=0, lt=1)
     """Share of look-up drills among the samples (data.drills): many look-ups in one short transcript."""
+    drill_steps: int = Field(default=0, ge=0)
+    """The first of `steps` see drills only; needs a `drill_share`."""
     probe_every: int = Field(default=50, ge=1)
     probe_tasks: int = Field(default=48, ge=1)
     min_steps: int = 0
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-3, schedule="cosine", warmup_steps=20)
+
+    @model_validator(mode="after")
+    def _drills_exist(self) -> SFTConfig:
+        if self.drill_steps and not self.drill_share:
+            raise ValueError(f"drill_steps is {self.drill_steps} and drill_share 0; set drill_share above 0")
+        return self
 
 
 class RolloutConfig(Section):

@@ -10,13 +10,14 @@ from typing import Any
 from autoforge_jax.config import Config, EvalConfig
 from autoforge_jax.data.drills import lookup_drills
 from autoforge_jax.data.samples import supervised_sample
+from autoforge_jax.errors import TrainingError
 from autoforge_jax.rollout.render import Renderer
 from autoforge_jax.train.assembly import Assembly
 from autoforge_jax.train.evaluate import evaluate
 from autoforge_jax.train.interrupt import StopFlag
 from autoforge_jax.train.metrics import MetricsLog, Reporter, TimeSplit
 from autoforge_jax.train.phase_references import References, shuffled
-from autoforge_jax.train.sft import ReferenceBatches, SFTResult, run_sft
+from autoforge_jax.train.sft import DrillsFirst, NextBatch, ReferenceBatches, SFTResult, run_sft
 from autoforge_jax.train.state import TrainState
 from autoforge_jax.train.step import SupervisedObjective, make_train_step
 from autoforge_jax.types import TrainingSample
@@ -43,8 +44,9 @@ def probe_config(config: Config) -> EvalConfig:
     )
 
 
-def training_samples(config: Config, references: References, renderer: Renderer) -> list[TrainingSample]:
-    """The references and `sft.drill_share` of look-up drills made from them; groups count up."""
+def training_batches(config: Config, references: References, renderer: Renderer) -> NextBatch:
+    """Batches of the references and of `sft.drill_share` look-up drills made from them. Raises TrainingError
+    when drills are wanted and no reference shows a list of records."""
     share = config.sft.drill_share
     wanted = round(len(references.trajectories) * share / (1 - share))
     drills = lookup_drills(
@@ -54,8 +56,21 @@ def training_samples(config: Config, references: References, renderer: Renderer)
         seed=config.run.seed,
         max_tokens=config.rollout.max_trajectory_tokens,
     )
+    if wanted and not drills:
+        raise TrainingError(
+            f"sft.drill_share is {share}, but no reference shows a result with two labelled records; "
+            "set it to 0"
+        )
     samples = [*(supervised_sample(trajectory) for trajectory in references.trajectories), *drills]
-    return [replace(sample, group=group) for group, sample in enumerate(samples)]
+
+    def batches(chosen: list[TrainingSample]) -> ReferenceBatches:
+        grouped = [replace(sample, group=group) for group, sample in enumerate(chosen)]
+        pad_id = renderer.tokenizer.pad_id
+        return ReferenceBatches(grouped, config.sft, config.batch, pad_id=pad_id, seed=config.run.seed)
+
+    if not config.sft.drill_steps:
+        return batches(samples)
+    return DrillsFirst(batches(drills), batches(samples), config.sft.drill_steps)
 
 
 def warm_start(
@@ -64,10 +79,7 @@ def warm_start(
     """Train until the last step or the stop rule; resumes at the newest checkpoint. Raises Interrupted after
     saving."""
     config, seed = assembly.config, assembly.config.run.seed
-    samples = training_samples(config, references, assembly.renderer)
-    batches = ReferenceBatches(
-        samples, config.sft, config.batch, pad_id=assembly.renderer.tokenizer.pad_id, seed=seed
-    )
+    batches = training_batches(config, references, assembly.renderer)
     train_step = make_train_step(assembly.forward, assembly.sft_optimizer, SupervisedObjective())
     probe_items = shuffled(references.items, seed)[: config.sft.probe_tasks]
     restored = assembly.restore("sft")

@@ -77,6 +77,19 @@ class ReferenceBatches:
         return pack(chosen, self._batch, self._pad_id, observation_weight=self._sft.observation_weight)
 
 
+class DrillsFirst:
+    """`drill_steps` steps of drills alone, then samples of both kinds; still a function of (seed, step)."""
+
+    def __init__(self, drills: ReferenceBatches, both: ReferenceBatches, drill_steps: int) -> None:
+        self._drills, self._both, self._drill_steps = drills, both, drill_steps
+
+    def __call__(self, step: int) -> list[Batch]:
+        """The packed micro-batches of a step."""
+        if step < self._drill_steps:
+            return self._drills(step)
+        return self._both(step - self._drill_steps)
+
+
 def run_sft(
     state: TrainState,
     train_step: TrainStep,
