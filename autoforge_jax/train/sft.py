@@ -80,10 +80,10 @@ class ReferenceBatches:
 class DrillsFirst:
     """`drill_steps` steps of drills alone, then samples of both kinds; still a function of (seed, step)."""
 
-    def __init__(self, drills: ReferenceBatches, both: ReferenceBatches, drill_steps: int) -> None:
+    def __init__(self, drills: NextBatch, both: NextBatch, drill_steps: int) -> None:
         self._drills, self._both, self._drill_steps = drills, both, drill_steps
 
-    def __call__(self, step: int) -> list[Batch]:
+    def __call__(self, step: int) -> Sequence[Batch]:
         """The packed micro-batches of a step."""
         if step < self._drill_steps:
             return self._drills(step)

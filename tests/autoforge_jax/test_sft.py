@@ -1,13 +1,14 @@
 """The warm start's driver: which samples a step sees, when it stops, and that it learns."""
 
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
 
 from autoforge_jax.config import SFTConfig
 from autoforge_jax.errors import TrainingError
-from autoforge_jax.train.sft import ReferenceBatches, run_sft
+from autoforge_jax.train.sft import DrillsFirst, ReferenceBatches, run_sft
 from autoforge_jax.train.state import TrainState
 from autoforge_jax.train.step import SupervisedObjective, TrainStep
 from tests.autoforge_jax.mock_learner import (
@@ -111,3 +112,11 @@ def test_nothing_left_to_do_returns_the_state() -> None:
     state, step = fresh()
     result = run_sft(state, step, references(), SFTConfig(steps=3), start_step=3)
     assert result.state is state and result.steps == 3
+
+
+def test_drills_come_first_then_both() -> None:
+    def source(name: str) -> Any:
+        return lambda step: [f"{name}{step}"]
+
+    batches = DrillsFirst(source("drills"), source("both"), 2)
+    assert [batches(step) for step in range(4)] == [["drills0"], ["drills1"], ["both0"], ["both1"]]
