@@ -138,6 +138,19 @@ def report(
 
 
 @app.command()
+def study(
+    run_dirs: Annotated[
+        list[Path], typer.Argument(metavar="RUN_DIR...", help="Runs of one config, one seed each.")
+    ],
+) -> None:
+    """Print one Markdown table for several seeds: success at every stage, ERPO's paired gain, minutes."""
+    with user_errors():
+        from autoforge_jax.train.study import study_table
+
+        print(study_table(run_dirs))
+
+
+@app.command()
 def doctor() -> None:
     """Print what this machine offers: Python, packages, JAX devices, cores, memory."""
     with user_errors():
