@@ -85,7 +85,7 @@ class ModelConfig(Section):
     tie_embeddings: bool = True
     init: Literal["random", "retrieval"] = "random"
     """From scratch: `retrieval` starts the first two layers as heads that look up and copy
-    (model.retrieval_init); at least 2 layers, 3 key/value heads and slow rotary pairs (`rope_theta` 1e6)."""
+    (model.retrieval_init); at least 2 layers, 4 key/value heads and slow rotary pairs (`rope_theta` 1e6)."""
     residual_init: float = Field(default=1.0, ge=0)
     """From scratch: scale of the matrices that write to the residual stream, times (2 · layers)^-0.5. With 0
     every block starts as the identity; in short trials copying from the context came sooner

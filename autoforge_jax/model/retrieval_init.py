@@ -5,15 +5,16 @@ matrix helps before the others do. Here the first two layers start as the circui
 with (induction heads: Olsson et al. 2022, arXiv:2209.11895), so training only has to refine it. Nothing
 about the architecture changes: every number is an ordinary parameter of a dense Qwen3 and is trained.
 
-The residual stream is cut into a constant channel, channels for the token itself, and three blocks that hold
+The residual stream is cut into a constant channel, channels for the token itself, and four blocks that hold
 what came before it:
 
 =========  ==========  ==================================================================================
 layer      head        does
 =========  ==========  ==================================================================================
-0          0, 1, 2     writes the token 1 back, 2 back and about 5 back into blocks 1, 2 and 3
+0          0, 1, 2, 3  write the token 1 back, 2 back, about 3 back and about 5 back into blocks 1 to 4
 1          0           looks for a token whose two predecessors are the present token and the one before
-1          1           looks for a token with the two last tokens about 5 back: the id that follows a label
+1          1           looks for a token that has 5 back what the present one has 3 back: the id that a
+                       record gives after its label
 1          2           looks for a token whose predecessor but one is the present token: ``price` ... `: ``
 1, 2, …    all         copy the token they attend to (output = transposed value projection)
 =========  ==========  ==================================================================================
@@ -112,7 +113,7 @@ def retrieval_weights(weights: Weights, config: Qwen3Config, pieces: Sequence[st
     out["embedding"] = _spelled(out["embedding"], channels, pieces, rng)
     for name in ("query_norm", "key_norm"):
         layers[name][:2] = SHARPNESS
-    # One projection of token identity for all three blocks: what one holds compares with what another holds.
+    # One projection of token identity for all blocks: what one holds compares with what another holds.
     identity = rng.normal(size=(channels.token.size, channels.blocks[0].size)) * channels.token.size**-0.5
     _shift_heads(layers, config, channels, identity, frequencies)
     _matching_heads(layers, config, channels, identity, still, rng)

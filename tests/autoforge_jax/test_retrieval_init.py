@@ -38,29 +38,29 @@ def distinct(rng: np.random.Generator, rows: int, count: int) -> np.ndarray:
 
 @pytest.mark.parametrize("filler", [0, 40])
 def test_continues_what_followed_the_same_two_tokens(filler: int) -> None:
-    """Context ``… a b c …``, then ``a b``: of all tokens seen, c is the answer, in a quarter of the rows at
-    least. Random weights: chance, one in sixty or less.
+    """Context ``… a b c …``, then ``a b``: of all tokens seen, c is the answer in every sixth row or more.
+    Random weights: chance, one row in sixty or less.
     """
     rng = np.random.default_rng(0)
-    context = distinct(rng, 32, 60 + filler).astype(np.int32)
+    context = distinct(rng, 128, 60 + filler).astype(np.int32)
     tokens = np.concatenate([context, context[:, 20:22]], axis=1)
     others = np.delete(context, [20, 21], axis=1)  # the present tokens themselves are no candidates
     found = best_of(retrieval_weights(random_weights(), CONFIG, PIECES, seed=0), tokens, others) == 20
-    assert found.mean() >= 0.25
-    assert (best_of(random_weights(), tokens, others) == 20).mean() <= 0.1
+    assert found.mean() >= 0.15
+    assert (best_of(random_weights(), tokens, others) == 20).mean() <= 0.05
 
 
 def test_finds_the_id_that_follows_a_label() -> None:
-    """Records ``a b x y z id``; asked with ``a b :`` the ids of all records are the candidates."""
+    """Records ``a b x y P id``; asked with ``a b : P`` the ids of all eight records are the candidates."""
     rng = np.random.default_rng(1)
-    names = distinct(rng, 32, 24)
+    names = distinct(rng, 64, 24)
     first, second, ids = names[:, :8], names[:, 8:16], names[:, 16:24]
-    fixed = np.broadcast_to(np.arange(3), (32, 8, 3))
+    fixed = np.broadcast_to(np.arange(3), (64, 8, 3))
     records = np.concatenate([first[..., None], second[..., None], fixed, ids[..., None]], axis=2)
-    asked = np.stack([first[:, 5], second[:, 5], np.full(32, 7)], axis=1)
-    tokens = np.concatenate([records.reshape(32, -1), asked], axis=1).astype(np.int32)
+    asked = np.stack([first[:, 5], second[:, 5], np.full(64, 7), np.full(64, 2)], axis=1)
+    tokens = np.concatenate([records.reshape(64, -1), asked], axis=1).astype(np.int32)
     found = best_of(retrieval_weights(random_weights(), CONFIG, PIECES, seed=0), tokens, ids) == 5
-    assert found.mean() >= 0.6
+    assert found.mean() >= 0.95
     assert (best_of(random_weights(), tokens, ids) == 5).mean() <= 0.3
 
 
@@ -100,7 +100,7 @@ def test_a_shape_without_room_is_refused(change: dict[str, Any]) -> None:
     config = Qwen3Config(
         **{"vocab_size": 300, "num_heads": 4, "num_kv_heads": 4, "rope_theta": 1e6, **change}
     )
-    with pytest.raises(WeightsError, match="needs at least 2, 3, 64 and 4"):
+    with pytest.raises(WeightsError, match="needs at least 2, 4, 64 and 4"):
         retrieval_weights(random_weights(config), config, PIECES, seed=0)
 
 
