@@ -26,7 +26,7 @@ install: $(VENV)/.installed-train ## create .venv and install envgen and the tra
 
 install-dev: $(VENV)/.installed-dev ## the same with the test and lint tools
 
-quickstart: install ## documents -> environments -> SFT -> ERPO -> report, on this machine (<= 10 minutes on 2 cores)
+quickstart: install ## documents -> environments -> SFT -> ERPO -> report, on this machine (about 10 minutes on 2 cores)
 	$(BIN)/autoforge run configs/quickstart.toml
 
 test: install-dev ## run all tests (<= 10 minutes on 2 cores)

@@ -100,6 +100,12 @@ class ModelConfig(Section):
     init_from: str = ""
     """A Hugging Face folder to start from; empty = from scratch."""
 
+    @model_validator(mode="after")
+    def _one_start(self) -> ModelConfig:
+        if self.init_from and self.init != "random":
+            raise ValueError(f"init is {self.init!r} and init_from {self.init_from!r}; a model has one start")
+        return self
+
 
 class OptimizerConfig(Section):
     """optax chain: clip by global norm -> AdamW with warm-up and decay."""

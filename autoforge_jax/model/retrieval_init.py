@@ -93,7 +93,7 @@ def retrieval_weights(weights: Weights, config: Qwen3Config, pieces: Sequence[st
     1, float32. `pieces`: text of every token id. Deterministic in `seed`.
 
     Raises WeightsError when the shape leaves no room: fewer than 2 layers or 4 key/value heads, or fewer than
-    4 rotary pairs that stand still (raise `rope_theta` or `head_dim`).
+    4 rotary pairs that stand still (raise `rope_theta` or `head_dim`); or embeddings that are not tied.
     """
     frequencies = config.rope_theta ** (-np.arange(config.head_dim // 2) / (config.head_dim // 2))
     still = np.flatnonzero(np.concatenate([frequencies, frequencies]) < STILL)
@@ -103,6 +103,10 @@ def retrieval_weights(weights: Weights, config: Qwen3Config, pieces: Sequence[st
             "key/value heads, "
             f"{config.hidden_size} channels and {still.size // 2} rotary pairs below {STILL} radians per "
             "position; it needs at least 2, 4, 64 and 4 (raise rope_theta or head_dim for more slow pairs)"
+        )
+    if not config.tie_embeddings:
+        raise WeightsError(
+            "model.init = 'retrieval' copies through tied embeddings; set tie_embeddings = true"
         )
     if len(pieces) != config.vocab_size:
         raise WeightsError(f"{len(pieces)} token texts for {config.vocab_size} embeddings")
@@ -198,13 +202,9 @@ def _matching_heads(
         asking = index * group * width
         key[:, index * width : (index + 1) * width] *= NOISE
         query[:, asking : asking + width] *= NOISE
-        matrix = rng.normal(size=(identity.shape[1], still.size)) * still.size**-0.5
-        for number, (asked, held) in enumerate(pairs):
-            # two key blocks are told apart by two matrices; one key block is asked for twice with the same
-            if number and held is not pairs[0][1]:
-                matrix = rng.normal(size=matrix.shape) * still.size**-0.5
-            if number == 0 or held is not pairs[0][1]:
-                key[np.ix_(held, index * width + still)] += matrix
+        for asked, held in pairs:
+            matrix = rng.normal(size=(identity.shape[1], still.size)) * still.size**-0.5
+            key[np.ix_(held, index * width + still)] += matrix
             rows = channels.token if asked is None else asked
             query[np.ix_(rows, asking + still)] += identity @ matrix if asked is None else matrix
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from autoforge_jax.config import ModelConfig
 from autoforge_jax.errors import WeightsError
 from autoforge_jax.model.config import Qwen3Config
 from autoforge_jax.model.qwen3 import Qwen3, Weights, forward, unembedding, weights_of
@@ -107,3 +108,14 @@ def test_a_shape_without_room_is_refused(change: dict[str, Any]) -> None:
 def test_a_vocabulary_of_another_size_is_refused() -> None:
     with pytest.raises(WeightsError, match="299 token texts for 300 embeddings"):
         retrieval_weights(random_weights(), CONFIG, PIECES[:-1], seed=0)
+
+
+def test_untied_embeddings_are_refused() -> None:
+    config = Qwen3Config(vocab_size=300, num_heads=4, num_kv_heads=4, rope_theta=1e6, tie_embeddings=False)
+    with pytest.raises(WeightsError, match="tie_embeddings = true"):
+        retrieval_weights(random_weights(config), config, PIECES, seed=0)
+
+
+def test_a_model_that_is_loaded_has_no_second_start() -> None:
+    with pytest.raises(ValueError, match="a model has one start"):
+        ModelConfig(init="retrieval", init_from="folder")
