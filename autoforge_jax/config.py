@@ -209,6 +209,9 @@ class ERPOConfig(Section):
     sampling_budget: float = Field(default=2.0, ge=1)
     """At most `sampling_budget × tasks_per_step` groups are rolled out in a step; then the step uses what
     there is."""
+    task_sampling: Literal["uniform", "learnability"] = "uniform"
+    """`learnability`: tasks are drawn in proportion to the variance p (1 - p) of success seen for their kind
+    (rollout.curriculum); `uniform`: all alike."""
     minibatches: int = Field(default=1, ge=1)
     """Optimiser updates per collected batch."""
     ratio: Literal["token", "sequence"] = "token"

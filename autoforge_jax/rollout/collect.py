@@ -12,9 +12,11 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from autoforge_jax.config import ERPOConfig, RolloutConfig
 from autoforge_jax.errors import ConfigError
+from autoforge_jax.rollout.curriculum import SuccessRecord
 from autoforge_jax.rollout.episode import run_episodes
 from autoforge_jax.rollout.jobs import EpisodeJob, EpisodeLimits, TaskItem, UserErrorHook, stable_hash
 from autoforge_jax.rollout.policy import Policy
@@ -48,20 +50,22 @@ def collect(
     *,
     seed: int,
     step: int,
+    record: SuccessRecord | None = None,
     user_error_hook: UserErrorHook | None = None,
     on_done: Callable[[Trajectory], None] | None = None,
 ) -> Collection:
     """Roll out groups of ``erpo.group_size`` for tasks drawn from ``items``.
 
-    Which tasks, in which order, and every sampling seed are functions of (seed, step). Groups are rolled out
-    in waves, each as large as the missing groups at the share of mixed ones seen so far, so that slots stay
-    full and little is rolled out in vain.
+    Which tasks, in which order, and every sampling seed are functions of (seed, step) and, where one is
+    given, of ``record``, by whose weights tasks are then drawn (it is read, not updated). Groups are rolled
+    out in waves, each as large as the missing groups at the share of mixed ones seen so far, so that slots
+    stay full and little is rolled out in vain.
     """
     if not items:
         raise ConfigError(
             "no training tasks to collect from; expected at least one: check the bundles' splits"
         )
-    order = task_order(items, seed, step, erpo.min_groups_per_environment)
+    order = task_order(items, seed, step, erpo.min_groups_per_environment, record)
     share = erpo.sampling_budget if erpo.dynamic_sampling else 1.0
     budget = min(len(items), math.ceil(share * erpo.tasks_per_step))
     sampling = SamplingParams(temperature=rollout.temperature, top_p=rollout.top_p, top_k=rollout.top_k)
@@ -98,18 +102,31 @@ def collect(
 
 
 def task_order(
-    items: Sequence[TaskItem], seed: int, step: int, per_environment: int = 1
+    items: Sequence[TaskItem],
+    seed: int,
+    step: int,
+    per_environment: int = 1,
+    record: SuccessRecord | None = None,
 ) -> Iterator[TaskItem]:
-    """All items once, a function of (seed, step): environments take turns, ``per_environment`` tasks at a
-    time.
+    """All items once, a function of (seed, step, record): environments take turns, ``per_environment`` tasks
+    at a time.
 
-    So every environment that a step reaches has that many groups, which its standard deviation needs.
+    So every environment that a step reaches has that many groups, which its standard deviation needs. Within
+    an environment the order is uniform, or with a ``record`` a weighted draw without replacement: ascending
+    -ln(u) / weight (Efraimidis and Spirakis 2006), u uniform in (0, 1) from the task's hash.
     """
+
+    def place(environment_id: str, item: TaskItem) -> tuple[float, int]:
+        drawn = stable_hash("task", seed, step, environment_id, item[1].id)
+        if record is None:
+            return 0.0, drawn
+        return -math.log((drawn + 1) / (2**64 + 1)) / record.weight(item), drawn
+
     by_environment: dict[str, list[TaskItem]] = {}
     for item in items:
         by_environment.setdefault(item[0].environment_id, []).append(item)
     for environment_id, tasks in by_environment.items():
-        tasks.sort(key=lambda item: stable_hash("task", seed, step, environment_id, item[1].id))
+        tasks.sort(key=partial(place, environment_id))
     queue = sorted(by_environment, key=lambda name: stable_hash("environment", seed, step, name))
     taken = dict.fromkeys(queue, 0)
     while queue:

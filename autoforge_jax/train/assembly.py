@@ -7,7 +7,9 @@ of weights.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import jax
 from flax import nnx
@@ -105,16 +107,18 @@ class Assembly:
         """Checkpoints of `sft` or `erpo`."""
         return CheckpointStore(self.run.checkpoints(phase), self.config.erpo.keep_checkpoints)
 
-    def save(self, phase: str, state: TrainState, step: int, version: int) -> None:
-        """Save the state after `step` steps of a phase."""
+    def save(
+        self, phase: str, state: TrainState, step: int, version: int, cursor: Mapping[str, Any] | None = None
+    ) -> None:
+        """Save the state after `step` steps of a phase. `cursor`: what else decides the steps to come (plain
+        values)."""
         meta = CheckpointMeta(
             phase=phase,
             step=step,
             policy_version=version,
             seeds={"run": self.config.run.seed},
-            cursor={
-                "next_step": step
-            },  # tasks and order are functions of (seed, step): nothing else to remember
+            # tasks and order are functions of (seed, step) and of what the phase adds
+            cursor={"next_step": step, **(cursor or {})},
             config_hash=self._key(phase),
             bundle_hashes=self._bundle_hashes,
         )

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from autoforge_jax.rollout.collect import Collection, collect
+from autoforge_jax.rollout.curriculum import SuccessRecord
 from autoforge_jax.rollout.episode import TaskItem
 from autoforge_jax.train.assembly import Assembly
 from autoforge_jax.train.erpo import ERPOLearner, run_erpo
@@ -21,6 +22,8 @@ from autoforge_jax.types import Trajectory, TrajectoryGroup
 PHASE = "erpo"
 KEPT_PER_STEP = 6
 """Trajectories of a step that go to trajectories.jsonl."""
+RECORD = "success_record"
+"""Name of the record of `erpo.task_sampling = "learnability"` in a checkpoint's cursor."""
 EvaluateStep = Callable[[int, Params], None]
 """(steps done, parameters): the evaluation between steps (`erpo.eval_every`)."""
 
@@ -59,6 +62,9 @@ def train_erpo(
     state, start = (
         (restored[0], restored[1].step) if restored else (assembly.fresh_state("erpo", warm_params), 0)
     )
+    record = None
+    if config.erpo.task_sampling == "learnability":
+        record = SuccessRecord.from_json(restored[1].cursor.get(RECORD, {}) if restored else {})
     log.rewind(PHASE, start)
     rewind_jsonl(assembly.run.trajectories, lambda row: row["stage"] != PHASE or row["step"] <= start)
     times = TimeSplit()
@@ -90,8 +96,11 @@ def train_erpo(
                     config.rollout,
                     seed=seed,
                     step=step,
+                    record=record,
                     on_done=on_done,
                 )
+            if record is not None:
+                record.update(collected.groups)
             return collected.groups
 
         def on_step(
@@ -111,7 +120,8 @@ def train_erpo(
             due = done % config.erpo.checkpoint_every == 0 or done == config.erpo.steps or stopping
             if due:
                 with times.measure("checkpoint"):
-                    assembly.save("erpo", state, done, warm_steps + done)
+                    cursor = {} if record is None else {RECORD: record.to_json()}
+                    assembly.save("erpo", state, done, warm_steps + done, cursor)
             seconds = {**spent, "train": round(learned, 4), **times.take()}
             clock = time.perf_counter()
             compiles = {
