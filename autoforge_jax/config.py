@@ -145,10 +145,14 @@ class BatchConfig(Section):
         """Prefixes lie in rows of their own."""
         return self.share_prefix and self.prefix_tokens > 0
 
+    def longest_with(self, prefix_length: int) -> int:
+        """Tokens of the longest sample that fits with a prefix of this length."""
+        return self.row_tokens + (prefix_length if self.prefixes_apart else 0)
+
     @property
     def longest_sample(self) -> int:
-        """Tokens of the longest sample that can fit."""
-        return self.row_tokens + (self.prefix_tokens if self.prefixes_apart else 0)
+        """Tokens of the longest sample that can fit, with the longest prefix."""
+        return self.longest_with(self.prefix_tokens)
 
 
 class SFTConfig(Section):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -47,11 +47,16 @@ def labelled_records(text: str) -> list[Pair]:
 
 
 def lookup_drills(
-    trajectories: Sequence[Trajectory], renderer: Renderer, count: int, *, seed: int, max_tokens: int
+    trajectories: Sequence[Trajectory],
+    renderer: Renderer,
+    count: int,
+    *,
+    seed: int,
+    longest: Callable[[int], int],
 ) -> list[TrainingSample]:
-    """At most `count` drills of at most `max_tokens` tokens with the prefix, from references in a seeded
-    order that starts again while more are wanted; loss on the answering turn only. Empty when no reference
-    shows a list.
+    """At most `count` drills, from references in a seeded order that starts again while more are wanted; loss
+    on the answering turn only. Empty when no reference shows a list. `longest`: prefix length -> tokens that
+    a drill may have, prefix included.
     """
     sources = [
         (trajectory, turn, pairs)
@@ -68,7 +73,7 @@ def lookup_drills(
             chosen = [pairs[int(i)] for i in rng.permutation(len(pairs))[:MOST_RECORDS]]
             request = REQUESTS[int(rng.integers(len(REQUESTS)))]
             drill = _drill(trajectory, turn, chosen, request, renderer)
-            if len(drill.token_ids) <= max_tokens:
+            if len(drill.token_ids) <= longest(drill.prefix_length):
                 drills.append(drill)
             if len(drills) == count:
                 return drills

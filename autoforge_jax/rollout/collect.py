@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from autoforge_jax.config import ERPOConfig, RolloutConfig
+from autoforge_jax.config import BatchConfig, ERPOConfig, RolloutConfig
 from autoforge_jax.errors import ConfigError
 from autoforge_jax.rollout.curriculum import SuccessRecord
 from autoforge_jax.rollout.episode import run_episodes
@@ -50,6 +50,7 @@ def collect(
     *,
     seed: int,
     step: int,
+    batch: BatchConfig | None = None,
     record: SuccessRecord | None = None,
     user_error_hook: UserErrorHook | None = None,
     on_done: Callable[[Trajectory], None] | None = None,
@@ -59,7 +60,7 @@ def collect(
     Which tasks, in which order, and every sampling seed are functions of (seed, step) and, where one is
     given, of ``record``, by whose weights tasks are then drawn (it is read, not updated). Groups are rolled
     out in waves, each as large as the missing groups at the share of mixed ones seen so far, so that slots
-    stay full and little is rolled out in vain.
+    stay full and little is rolled out in vain. With ``batch`` no trajectory grows beyond one of its rows.
     """
     if not items:
         raise ConfigError(
@@ -87,7 +88,7 @@ def collect(
             jobs,
             renderer,
             sampling=sampling,
-            limits=EpisodeLimits.of(rollout),
+            limits=EpisodeLimits.of(rollout, batch),
             slots=rollout.slots,
             user_error_hook=user_error_hook,
             on_done=on_done,

@@ -53,6 +53,7 @@ class _Episode:
             sampling, max_turn_tokens=limits.max_turn_tokens, stop_token_ids=renderer.stop_ids
         )
         self.ledger = TokenLedger(renderer.prefix(job.bundle))
+        self._longest = limits.context(self.ledger.prefix_length)
         self._turns: list[Turn] = []
         self._version: int | None = None
         self._opening: tuple[Message, ...] = ()
@@ -71,7 +72,7 @@ class _Episode:
 
     def request(self) -> SampleRequest:
         """The next turn to sample."""
-        left = self._limits.max_trajectory_tokens - len(self.ledger)
+        left = self._longest - len(self.ledger)
         return SampleRequest(
             session_id=self.job.session_id,
             token_ids=self.ledger.token_ids,
@@ -112,7 +113,7 @@ class _Episode:
 
     def _append(self, ids: Sequence[int]) -> None:
         # At least one token must be left to sample, and nothing longer than the budget may reach the learner.
-        if len(self.ledger) + len(ids) >= self._limits.max_trajectory_tokens:
+        if len(self.ledger) + len(ids) >= self._longest:
             self.stop_reason = StopReason.TOKEN_BUDGET
         else:
             self.ledger.append_observation(ids)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from autoforge_jax.config import RolloutConfig
+from autoforge_jax.config import BatchConfig, RolloutConfig
 from envgen.interface import Bundle, EnvLimits, Message, Task
 
 TaskItem = tuple[Bundle, Task]
@@ -26,11 +26,22 @@ class EpisodeLimits:
     """Sampled tokens per turn (TURN_TRUNCATED)."""
     max_trajectory_tokens: int = 640
     """Tokens of the whole context, prefix included; no trajectory is longer (TOKEN_BUDGET)."""
+    max_body_tokens: int = 1 << 30
+    """Tokens after the prefix (TOKEN_BUDGET too)."""
 
     @classmethod
-    def of(cls, config: RolloutConfig) -> EpisodeLimits:
-        """The budgets of a rollout section."""
-        return cls(**{name: getattr(config, name) for name in cls.__dataclass_fields__})
+    def of(cls, config: RolloutConfig, batch: BatchConfig | None = None) -> EpisodeLimits:
+        """The budgets of a rollout section; with ``batch`` also what fits one of its rows, for trajectories
+        that will be trained on."""
+        names = [name for name in cls.__dataclass_fields__ if name != "max_body_tokens"]
+        limits = cls(**{name: getattr(config, name) for name in names})
+        if batch is None or not batch.prefixes_apart:  # whole samples fit: the config checks it
+            return limits
+        return replace(limits, max_body_tokens=batch.row_tokens)
+
+    def context(self, prefix_length: int) -> int:
+        """Tokens of the longest context with a prefix of this length."""
+        return min(self.max_trajectory_tokens, prefix_length + self.max_body_tokens)
 
     @property
     def env(self) -> EnvLimits:

@@ -96,6 +96,7 @@ def train_erpo(
                     config.rollout,
                     seed=seed,
                     step=step,
+                    batch=config.batch,
                     record=record,
                     on_done=on_done,
                 )

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
-from autoforge_jax.config import Config, RolloutConfig
+from autoforge_jax.config import BatchConfig, Config, RolloutConfig
 from autoforge_jax.errors import TrainingError
 from autoforge_jax.rollout.episode import TaskItem, reference_texts, reference_trajectories
+from autoforge_jax.rollout.jobs import EpisodeLimits
 from autoforge_jax.rollout.render import Renderer
 from autoforge_jax.rollout.tokenizer import PolicyTokenizer, train_tokenizer
 from autoforge_jax.train.interrupt import StopFlag
@@ -91,7 +92,7 @@ def play_references(
             part = list(items[start : start + CHUNK])
             for item, trajectory in zip(part, reference_trajectories(part, renderer), strict=True):
                 longest = max(longest, len(trajectory.token_ids))
-                if fits(trajectory, config.rollout):
+                if fits(trajectory, config.rollout, config.batch):
                     kept.append((item, trajectory))
             bar.update(start + len(part), longest=longest)
             stop.raise_if_requested("references")
@@ -99,7 +100,7 @@ def play_references(
         raise TrainingError(
             f"none of {len(items)} reference trajectories fits the rollout budgets (the longest has "
             f"{longest} tokens, rollout.max_trajectory_tokens is "
-            f"{config.rollout.max_trajectory_tokens}): raise them"
+            f"{config.rollout.max_trajectory_tokens}, batch.row_tokens {config.batch.row_tokens}): raise them"
         )
     return References(
         items=tuple(item for item, _ in kept),
@@ -108,10 +109,11 @@ def play_references(
     )
 
 
-def fits(trajectory: Trajectory, rollout: RolloutConfig) -> bool:
-    """True when a policy could write this trajectory within the rollout budgets."""
+def fits(trajectory: Trajectory, rollout: RolloutConfig, batch: BatchConfig) -> bool:
+    """True when a policy could write this trajectory within the rollout budgets, and it fits a row."""
+    longest = EpisodeLimits.of(rollout, batch).context(trajectory.prefix_length)
     return (
-        len(trajectory.token_ids) <= rollout.max_trajectory_tokens
+        len(trajectory.token_ids) <= longest
         and len(trajectory.turns) <= rollout.max_turns
         and trajectory.tool_calls <= rollout.max_tool_calls
         and all(turn.action_end - turn.action_start <= rollout.max_turn_tokens for turn in trajectory.turns)

@@ -11,6 +11,7 @@ from autoforge_jax.config import Config, EvalConfig
 from autoforge_jax.data.drills import lookup_drills
 from autoforge_jax.data.samples import supervised_sample
 from autoforge_jax.errors import TrainingError
+from autoforge_jax.rollout.jobs import EpisodeLimits
 from autoforge_jax.rollout.render import Renderer
 from autoforge_jax.train.assembly import Assembly
 from autoforge_jax.train.evaluate import evaluate
@@ -54,7 +55,7 @@ def training_batches(config: Config, references: References, renderer: Renderer)
         renderer,
         wanted,
         seed=config.run.seed,
-        max_tokens=config.rollout.max_trajectory_tokens,
+        longest=EpisodeLimits.of(config.rollout, config.batch).context,
     )
     if wanted and not drills:
         raise TrainingError(

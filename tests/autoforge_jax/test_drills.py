@@ -49,7 +49,7 @@ def test_text_that_is_no_json_lists_nothing() -> None:
 
 def test_a_drill_asks_for_records_of_a_result_and_learns_the_answer_only() -> None:
     renderer, trajectories = references()
-    drills = lookup_drills(trajectories, renderer, 20, seed=0, max_tokens=10_000)
+    drills = lookup_drills(trajectories, renderer, 20, seed=0, longest=lambda _: 10_000)
     assert len(drills) == 20
     for drill in drills:
         start = drill.loss_mask.index(True)
@@ -68,15 +68,15 @@ def test_a_drill_asks_for_records_of_a_result_and_learns_the_answer_only() -> No
 
 def test_drills_are_a_function_of_the_seed_and_keep_to_the_token_limit() -> None:
     renderer, trajectories = references()
-    one = lookup_drills(trajectories, renderer, 12, seed=5, max_tokens=10_000)
+    one = lookup_drills(trajectories, renderer, 12, seed=5, longest=lambda _: 10_000)
     assert [d.token_ids for d in one] == [
-        d.token_ids for d in lookup_drills(trajectories, renderer, 12, seed=5, max_tokens=10_000)
+        d.token_ids for d in lookup_drills(trajectories, renderer, 12, seed=5, longest=lambda _: 10_000)
     ]
     assert [d.token_ids for d in one] != [
-        d.token_ids for d in lookup_drills(trajectories, renderer, 12, seed=6, max_tokens=10_000)
+        d.token_ids for d in lookup_drills(trajectories, renderer, 12, seed=6, longest=lambda _: 10_000)
     ]
     longest = max(len(d.token_ids) for d in one)
-    limited = lookup_drills(trajectories, renderer, 12, seed=5, max_tokens=longest - 1)
+    limited = lookup_drills(trajectories, renderer, 12, seed=5, longest=lambda _: longest - 1)
     assert limited and max(len(d.token_ids) for d in limited) < longest
-    assert lookup_drills(trajectories, renderer, 0, seed=5, max_tokens=longest) == []
-    assert lookup_drills([], renderer, 5, seed=5, max_tokens=longest) == []
+    assert lookup_drills(trajectories, renderer, 0, seed=5, longest=lambda _: longest) == []
+    assert lookup_drills([], renderer, 5, seed=5, longest=lambda _: longest) == []

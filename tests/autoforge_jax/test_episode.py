@@ -207,6 +207,19 @@ def test_token_budget_ends_before_a_too_long_observation() -> None:
     assert cut.token_ids == full.token_ids[: full.turns[2].action_start + 1]
 
 
+def test_a_body_ends_where_its_row_ends_however_short_the_prefix_is() -> None:
+    """Found in a study: with prefixes apart a row holds bodies only, and after a short prefix the
+    trajectory budget left room for more body than a row has."""
+    todo = jobs(1)[:1]
+    (full,) = run(script_of(*GARBAGE[1:3], "Done."), todo)
+    row = full.turns[2].action_start - full.prefix_length  # one token short of what the second result needs
+    (cut,) = run(script_of(*GARBAGE[1:3], "Done."), todo, limits=replace(LIMITS, max_body_tokens=row))
+    assert cut.stop_reason is StopReason.TOKEN_BUDGET
+    assert cut.token_ids == full.token_ids[: full.turns[1].action_end]
+    (whole,) = run(script_of(*GARBAGE[1:3], "Done."), todo, limits=replace(LIMITS, max_body_tokens=row + 1))
+    assert len(whole.token_ids) == full.prefix_length + row + 1
+
+
 def test_a_prompt_over_budget_is_a_failure_without_turns() -> None:
     policy = script_of("Done.")
     (trajectory,) = run(policy, jobs(1)[:1], limits=replace(LIMITS, max_trajectory_tokens=20))
@@ -347,10 +360,16 @@ def test_the_scripted_policy_says_when_it_has_nothing_to_say() -> None:
 
 
 def test_limits_come_from_the_config() -> None:
-    from autoforge_jax.config import RolloutConfig
+    from autoforge_jax.config import BatchConfig, RolloutConfig
 
     config = RolloutConfig(
         max_turns=3, max_tool_calls=5, max_tool_errors=2, max_turn_tokens=9, max_trajectory_tokens=99
     )
     assert EpisodeLimits.of(config) == EpisodeLimits(3, 5, 2, 9, 99)
+    batch = BatchConfig(row_tokens=50, prefix_tokens=60)
+    assert EpisodeLimits.of(config, batch) == EpisodeLimits(3, 5, 2, 9, 99, max_body_tokens=50)
+    # row_tokens 50 after a short prefix of 20; the trajectory's own budget after a long one
+    assert [EpisodeLimits.of(config, batch).context(n) for n in (20, 49, 60)] == [70, 99, 99]
+    whole = BatchConfig(row_tokens=120, prefix_tokens=0)
+    assert EpisodeLimits.of(config, whole) == EpisodeLimits.of(config)
     assert EpisodeLimits.of(config).env == EnvLimits(max_turns=3, max_tool_calls=5, max_tool_errors=2)
