@@ -4,7 +4,7 @@
 
 Every round opens EPISODES episodes (default 1,024) of one environment together and plays their references
 step by step, in turns. One in eight makes a bad call on its way: a tool that says no (the episode goes on),
-one that raises, one that never returns, one that asks for all memory, one that answers 100 MB. Every hundred
+one that raises, one that never returns, one that asks for all memory, one that answers 10 MB. Every 400
 steps a worker is killed from outside. At the end every episode must have the ending that its call calls for,
 and every other one must have passed its task. Prints endings, time and resident memory per round; exit code
 1 when an episode is lost or ends otherwise.
@@ -19,6 +19,7 @@ import signal
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -53,7 +54,7 @@ def soak_memory(state, ctx, /):
 
 
 def soak_flood(state, ctx, /):
-    return "x" * 100000000
+    return "x" * 10000000
 
 
 TOOLS = {
@@ -67,7 +68,7 @@ ENDINGS = {
 }
 WEIGHTS = (40, 40, 4, 10, 6)
 """Shares of the bad calls; a hung tool costs its whole time limit, so there are few."""
-KILL_EVERY = 100
+KILL_EVERY = 400
 LIMITS = EnvLimits(max_turns=64, max_tool_calls=64, max_tool_errors=64)
 
 
@@ -116,9 +117,10 @@ def players(bundle: Bundle, runtime: EnvRuntime, count: int, rng: random.Random)
     return out
 
 
-def resident() -> int:
-    """Resident bytes of this process."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+def resident(pids: Sequence[int]) -> float:
+    """Resident MiB of some processes."""
+    pages = sum(int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in pids)
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 def round_of(bundle: Bundle, runtime: EnvRuntime, count: int, rng: random.Random) -> int:
@@ -127,7 +129,7 @@ def round_of(bundle: Bundle, runtime: EnvRuntime, count: int, rng: random.Random
     assert pool is not None
     began, started = time.perf_counter(), pool.started
     every = players(bundle, runtime, count, rng)
-    live, steps, killed, peak = list(every), 0, 0, 0
+    live, steps, killed, peak, workers = list(every), 0, 0, 0, 0.0
     while live:
         for player in live:
             player.env.step(player.actions.pop(0))
@@ -136,7 +138,9 @@ def round_of(bundle: Bundle, runtime: EnvRuntime, count: int, rng: random.Random
                 os.kill(rng.choice(pool.workers).pid, signal.SIGKILL)
                 killed += 1
         live = [p for p in live if p.env.stop_reason is None and p.actions]
-        peak = max(peak, len(pool.workers))
+        pids = [w.pid for w in pool.workers]
+        if len(pids) >= peak:
+            peak, workers = len(pids), resident(pids)
     wrong = 0
     for player in every:
         env = player.env
@@ -150,7 +154,8 @@ def round_of(bundle: Bundle, runtime: EnvRuntime, count: int, rng: random.Random
     seconds = time.perf_counter() - began
     print(
         f"{count} episodes, {steps} steps, {seconds:.1f} s, {killed} workers killed from outside, "
-        f"{pool.started - started} started, at most {peak} at once; {resident() / 2**20:.1f} MiB; "
+        f"{pool.started - started} started, at most {peak} at once; "
+        f"resident {resident([os.getpid()]):.1f} MiB here and {workers:.1f} MiB in those {peak}; "
         + ", ".join(f"{name} {number}" for name, number in sorted(endings.items())),
         flush=True,
     )
@@ -162,7 +167,7 @@ def main() -> int:
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 1024
     rounds = int(sys.argv[2]) if len(sys.argv) > 2 else 3
     bundle = hostile(synthesize(DOCUMENT, tasks=40, heldout=8, seed=0))
-    limits = WorkerLimits(call_timeout_s=1.0, memory_bytes=256 * 2**20, answer_bytes=2**20)
+    limits = WorkerLimits(call_timeout_s=2.0, memory_bytes=256 * 2**20, answer_bytes=2**20)
     runtime = make_runtime(bundle, limits)
     rng = random.Random(0)
     wrong = sum(round_of(bundle, runtime, count, rng) for _ in range(rounds))

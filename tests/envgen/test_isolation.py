@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envgen.errors import IsolationError, ToolBreach, ToolDefect, UnsafeCodeError
+from envgen.proposers.rules import propose
 from envgen.runtime.context import ToolContext, key_styles
 from envgen.runtime.env import Env, EnvRuntime, make_runtime, runtime_of
 from envgen.runtime.grader import grader_of
@@ -33,7 +35,8 @@ from envgen.runtime.isolation.vetting import is_vetted
 from envgen.runtime.state import State
 from envgen.runtime.tools import run_tool
 from envgen.synthesis.functions import generate_source
-from envgen.types import EnvLimits, Message, StopReason, Task, ToolCall
+from envgen.tooldocs import read_tool_doc
+from envgen.types import EnvironmentDraft, EnvLimits, Message, StopReason, Task, ToolCall
 from tests.envgen.mock_domain import SOURCE, initial_state, mock_bundle
 
 pytestmark = pytest.mark.skipif(
@@ -365,6 +368,15 @@ def test_only_our_own_templates_are_vetted() -> None:
     for change in (lambda s: s + "\n", lambda s: s.replace("record", "rekord"), lambda s: "# x\n" + s):
         bundle = generated()
         assert not is_vetted(replace(bundle, source=change(bundle.source)))
+
+
+@pytest.mark.parametrize(
+    "name", ["conduit_openapi31.yml", "toucan_scheduler_tools.json", "xero_assets_openapi30.yaml"]
+)
+def test_what_the_rules_propose_is_vetted_also_when_read_from_a_file(name: str, examples_dir: Path) -> None:
+    draft = propose(read_tool_doc(examples_dir / name))
+    assert is_vetted(draft)
+    assert is_vetted(EnvironmentDraft.model_validate_json(draft.model_dump_json()))
 
 
 @pytest.mark.parametrize(

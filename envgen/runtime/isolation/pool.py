@@ -11,6 +11,7 @@ import logging
 import os
 import threading
 import weakref
+from collections import deque
 from collections.abc import Mapping
 
 from envgen.errors import IsolationError, UnsafeCodeError
@@ -65,7 +66,8 @@ class WorkerPool:
         self._workers: list[Worker] = []
         self._lock = threading.RLock()
         self._owner = os.getpid()
-        self._bases: dict[int, weakref.ref[Base]] = {}
+        self._bases: weakref.WeakValueDictionary[int, Base] = weakref.WeakValueDictionary()
+        self._recent: deque[Base] = deque(maxlen=_BASES_KEPT)
         self.tool_names: frozenset[str] = frozenset()
         with self._lock:
             self._start()
@@ -78,12 +80,13 @@ class WorkerPool:
             return tuple(self._workers)
 
     def base(self, data: StateData) -> Base:
-        """The shared base of an initial state; the same object for the same data while it is in use."""
-        known = self._bases.get(id(data))
-        base = known() if known is not None else None
+        """The shared base of an initial state; the same object for the same data while it is in use, and
+        a little longer."""
+        base = self._bases.get(id(data))
         if base is None or base.data is not data:
-            base, key = Base(data), id(data)
-            self._bases[key] = weakref.ref(base, lambda _: self._bases.pop(key, None))
+            base = self._bases[id(data)] = Base(data)
+            # Kept for the next episode of the task: otherwise the state would be shipped for each.
+            self._recent.append(base)
         return base
 
     def worker(self, base: Base | None = None) -> Worker:

@@ -18,7 +18,7 @@ from envgen.synthesis.functions import generate_source
 from envgen.types import StateSchema, ToolSemantics
 
 _PLAIN = re.compile(r'[^"\\{}\x00-\x1f\x7f-\x9f]*')
-_SLOT = re.compile(r"\{[\w.\-]+\}")
+_SLOT = re.compile(r"\{[^{}]+\}")  # what the writer turns into the name of a variable
 
 
 class _HasSource(Protocol):
