@@ -152,7 +152,7 @@ def study(
 
 @app.command()
 def doctor() -> None:
-    """Print what this machine offers: Python, packages, JAX devices, cores, memory."""
+    """Print what this machine offers: Python, packages, JAX devices, cores, memory, isolation of tools."""
     with user_errors():
         from autoforge_jax.doctor import findings
 

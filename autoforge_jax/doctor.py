@@ -6,6 +6,8 @@ import os
 import platform
 from importlib import metadata
 
+from envgen.interface import isolation_report
+
 PACKAGES = (
     "jax",
     "jaxlib",
@@ -34,6 +36,7 @@ def findings() -> list[tuple[str, str]]:
         ("cores", f"{len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count()}"),
         ("memory", f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.1f} GiB"),
     ]
+    lines += isolation_report()
     lines += [(package, _version(package)) for package in PACKAGES]
     if "not installed" not in _version("jax"):
         import jax

@@ -7,6 +7,8 @@
     ├── UnsafeCodeError   generated Python breaks the static allow-list
     ├── TaskError         a task does not fit its environment
     ├── ToolDefect        a tool function raised something other than ToolError, or returned what is not JSON
+    │   └── ToolBreach    it ran into a limit of its isolated worker, or took the worker down
+    ├── IsolationError    unvetted code needs an isolated worker, and this machine cannot give one
     └── EnvUsageError     an Env was used against its contract (started twice, stepped after the end)
 
 `ToolError` is not in this tree: it is what a tool function raises to say "no" to the agent, and becomes an
@@ -15,7 +17,10 @@ observation. Every message says what was got, what was expected and what to do.
 
 from __future__ import annotations
 
-from envgen.types import LintFinding
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # isolated workers import this module, and pydantic takes longer than all else they need
+    from envgen.types import LintFinding
 
 
 class EnvgenError(Exception):
@@ -49,6 +54,22 @@ class TaskError(EnvgenError):
 class ToolDefect(EnvgenError):
     """Generated code is defective: it raised something other than ToolError or returned a value that is not
     JSON."""
+
+    reason = "env_error"
+    """The ``StopReason`` value with which it ends an episode."""
+
+
+class ToolBreach(ToolDefect):
+    """A tool function broke a limit of its isolated worker; the worker is gone. ``reason`` is the
+    ``StopReason`` value."""
+
+    def __init__(self, message: str, reason: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class IsolationError(EnvgenError):
+    """Code that is not vetted cannot be run here: what is missing, and what to do."""
 
 
 class EnvUsageError(EnvgenError):

@@ -9,8 +9,18 @@
 Names listed in ``__all__`` are pinned by a test.
 """
 
-from envgen.errors import BundleError, DocumentError, EnvgenError, RefusedDocument, TaskError, ToolError
+from envgen.errors import (
+    BundleError,
+    DocumentError,
+    EnvgenError,
+    IsolationError,
+    RefusedDocument,
+    TaskError,
+    ToolError,
+)
 from envgen.runtime.env import Env, open_env
+from envgen.runtime.isolation.capabilities import isolation_report
+from envgen.runtime.isolation.limits import WorkerLimits
 from envgen.store import Bundle, load_bundle, write_bundle
 from envgen.synthesis.pipeline import synthesize
 from envgen.types import (
@@ -37,6 +47,7 @@ __all__ = [
     "EnvLimits",
     "EnvgenError",
     "FieldDifference",
+    "IsolationError",
     "Message",
     "ReferenceStep",
     "RefusedDocument",
@@ -49,6 +60,8 @@ __all__ = [
     "ToolError",
     "UserFact",
     "Verdict",
+    "WorkerLimits",
+    "isolation_report",
     "load_bundle",
     "open_env",
     "synthesize",

@@ -23,10 +23,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-Record = dict[str, Any]
-"""One record: field name -> JSON value."""
-StateData = dict[str, dict[str, Record]]
-"""collection -> key (always a string) -> record. Insertion order is kept and means nothing to the grader."""
+from envgen.records import Record as Record
+from envgen.records import StateData as StateData
 
 
 class Frozen(BaseModel):
@@ -573,6 +571,21 @@ class StopReason(enum.StrEnum):
     TIMEOUT = "timeout"  # a deadline passed (set by the rollout)
     POLICY_ERROR = "policy_error"  # the engine failed (set by the rollout)
     ENV_ERROR = "env_error"  # a defect in environment code
+    TOOL_TIMEOUT = "tool_timeout"  # a tool ran past the time limit of a call; its worker was killed
+    TOOL_BREACH = (
+        "tool_breach"  # a tool broke another limit (memory, output, a forbidden system call, a crash)
+    )
+    WORKER_LOST = "worker_lost"  # the isolated worker died, and again when the episode was made anew
+
+    @property
+    def is_environment_fault(self) -> bool:
+        """True when the environment's own code ended the episode: it says nothing about the agent."""
+        return self in (
+            StopReason.ENV_ERROR,
+            StopReason.TOOL_TIMEOUT,
+            StopReason.TOOL_BREACH,
+            StopReason.WORKER_LOST,
+        )
 
 
 class StepResult(Frozen):

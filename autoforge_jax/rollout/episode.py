@@ -106,7 +106,7 @@ class _Episode:
         self._turns[-1] = Turn(action, result.observations, start, end, "stop", result.tool_errors)
         if result.stop_reason is not None:
             self.stop_reason = result.stop_reason
-            if result.stop_reason is StopReason.ENV_ERROR:
+            if result.stop_reason.is_environment_fault:
                 self._failure = self._env.defect
             return
         self._append(self._renderer.observations(result.observations))

@@ -121,6 +121,17 @@ def play_command(
     play(loaded, _find_task(loaded, task), seed=seed)
 
 
+@app.command("doctor")
+def doctor_command() -> None:
+    """Print how this machine can contain functions that are not vetted. Exit code 1 when it cannot."""
+    from envgen.runtime.isolation.capabilities import capabilities, isolation_report
+
+    for name, value in isolation_report():
+        print(f"{name:<14} {value}")
+    if not capabilities().contained:
+        raise typer.Exit(1)
+
+
 def _find_task(bundle: Bundle, task_id: str) -> Task:
     from envgen.errors import TaskError
 

@@ -20,8 +20,8 @@ function, ...}``. Inside functions: assignments, ``if``, ``for``, ``try/except``
   ``list`` -> tuple), as are ``TOOLS`` and defaults of parameters. Nothing that two episodes share can be
   written.
 
-This is the first fence, for vetted code in process. It does not bound CPU time or memory: code that is not
-vetted runs in an isolated worker process (issue C).
+This is the first fence, and the only one for vetted code, in process. It does not bound CPU time or memory:
+code that is not vetted runs in an isolated worker process (``envgen.runtime.isolation``).
 """
 
 from __future__ import annotations

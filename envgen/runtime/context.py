@@ -11,10 +11,13 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any
 
 from envgen.errors import TaskError
 from envgen.runtime.state import State
-from envgen.types import StateSchema
+
+if TYPE_CHECKING:  # isolated workers import this module: no pydantic
+    from envgen.types import StateSchema
 
 
 @dataclass(frozen=True)
@@ -106,6 +109,27 @@ class ToolContext:
         """Forget ids handed out since ``begin_call``: a failed call leaves no trace in later ids. The clock
         keeps going."""
         self._made = self._saved
+
+    def saved(self) -> dict[str, Any]:
+        """All that decides later times and ids, as JSON: ``revived`` makes an equal context of it."""
+        return {
+            "clock": self._start.isoformat(),
+            "seed": self.seed,
+            "calls": self._calls,
+            "made": dict(self._made),
+        }
+
+    @classmethod
+    def revived(cls, saved: Mapping[str, Any], key_styles: Mapping[str, KeyStyle]) -> ToolContext:
+        """The context that ``saved`` was taken from."""
+        context = cls(saved["clock"], saved["seed"], key_styles)
+        context._calls = saved["calls"]
+        context._made = dict(saved["made"])
+        return context
+
+    def take_made(self, made: Mapping[str, int]) -> None:
+        """Note the ids that the running call handed out elsewhere: the ``made`` part of ``saved`` there."""
+        self._made = dict(made)
 
     def now(self) -> str:
         """ISO time of the current call, e.g. ``2026-03-02T09:01:00``."""

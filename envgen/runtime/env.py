@@ -8,6 +8,8 @@ What ends an episode (``StopReason``), exactly:
   the same message;
 - ``MAX_TOOL_ERRORS``: more than ``max_tool_errors`` calls were answered with an error;
 - ``ENV_ERROR``: a tool function broke. The state is as before that call; ``Env.defect`` says what happened;
+- ``TOOL_TIMEOUT``, ``TOOL_BREACH``, ``WORKER_LOST``: the same for a function that is not vetted, which broke
+  a limit of its isolated worker or took it down (``envgen.runtime.isolation``);
 - anything else comes from outside through ``close(reason)``: token budgets, time-outs.
 
 An action with tool calls runs them in order, one observation for each; its content is kept in the
@@ -25,6 +27,11 @@ from dataclasses import dataclass
 from envgen.errors import BundleError, EnvUsageError, TaskError, ToolDefect
 from envgen.runtime.context import KeyStyle, ToolContext, key_styles, mix
 from envgen.runtime.grader import Grader, grader_of
+from envgen.runtime.isolation.episode import IsolatedEpisode
+from envgen.runtime.isolation.limits import WorkerLimits
+from envgen.runtime.isolation.pool import WorkerPool
+from envgen.runtime.isolation.remote_tools import remote_tools
+from envgen.runtime.isolation.vetting import is_vetted
 from envgen.runtime.sandbox import Tool, load_tools
 from envgen.runtime.state import State
 from envgen.runtime.tools import ToolTable, call_tool, compile_tools, error_text
@@ -39,48 +46,65 @@ UserErrorHook = Callable[[tuple[Message, ...]], bool]
 @dataclass(frozen=True)
 class EnvRuntime:
     """What all episodes of one bundle share, made once: functions, compiled argument checks, key styles.
-    Read-only."""
+    Read-only.
+
+    ``pool`` holds the workers of a bundle that is not vetted; ``tools`` are then stand-ins that run there."""
 
     tools: Mapping[str, Tool]
     table: ToolTable
     styles: Mapping[str, KeyStyle]
     collections: tuple[str, ...]
+    pool: WorkerPool | None = None
 
 
-_runtimes: weakref.WeakKeyDictionary[Bundle, EnvRuntime] = weakref.WeakKeyDictionary()
+_runtimes: weakref.WeakKeyDictionary[Bundle, dict[WorkerLimits | None, EnvRuntime]] = (
+    weakref.WeakKeyDictionary()
+)
 
 
-def runtime_of(bundle: Bundle) -> EnvRuntime:
+def runtime_of(bundle: Bundle, isolation: WorkerLimits | None = None) -> EnvRuntime:
     """The shared part of a bundle's episodes. Raises UnsafeCodeError for code outside the allow-list.
 
-    Raises BundleError when the tools the agent sees are not exactly those of the code, or have bad schemas.
+    Functions of our own rules run here; all others in isolated workers, with the limits ``isolation`` (see
+    ``envgen.runtime.isolation.vetting``). Raises BundleError when the tools the agent sees are not exactly
+    those of the code, or have bad schemas, IsolationError when this machine cannot give a worker.
     """
-    runtime = _runtimes.get(bundle)
+    known = _runtimes.setdefault(bundle, {})
+    runtime = known.get(isolation)
     if runtime is None:
-        tools = load_tools(bundle.source)
-        odd = sorted(set(tools) ^ {tool.name for tool in bundle.tools})
-        if odd:
-            raise BundleError(
-                f"bundle {bundle.name!r}: tools.json and TOOLS of tools.py differ in {', '.join(odd)}; "
-                "every tool the agent sees needs a function, and the other way round"
-            )
-        runtime = EnvRuntime(
-            tools=tools,
-            table=compile_tools(bundle.tools),
-            styles=key_styles(bundle.state_schema),
-            collections=tuple(c.name for c in bundle.state_schema.collections),
+        runtime = known[isolation] = make_runtime(
+            bundle, None if is_vetted(bundle) else isolation or WorkerLimits()
         )
-        _runtimes[bundle] = runtime
     return runtime
+
+
+def make_runtime(bundle: Bundle, isolation: WorkerLimits | None) -> EnvRuntime:
+    """A bundle's shared part, in workers when limits are given: ``runtime_of`` decides whether they are."""
+    styles = key_styles(bundle.state_schema)
+    pool = None if isolation is None else WorkerPool(bundle.source, styles, isolation)
+    tools = load_tools(bundle.source) if pool is None else remote_tools(pool)
+    odd = sorted(set(tools) ^ {tool.name for tool in bundle.tools})
+    if odd:
+        raise BundleError(
+            f"bundle {bundle.name!r}: tools.json and TOOLS of tools.py differ in {', '.join(odd)}; "
+            "every tool the agent sees needs a function, and the other way round"
+        )
+    return EnvRuntime(
+        tools=tools,
+        table=compile_tools(bundle.tools),
+        styles=styles,
+        collections=tuple(c.name for c in bundle.state_schema.collections),
+        pool=pool,
+    )
 
 
 class Env:
     """One episode of one task. Made by ``open_env``; ``start`` once, ``step`` until the result is ``done``,
     ``verdict``.
 
-    Attributes: ``task``, ``limits``, ``state`` (live), ``turns``, ``tool_calls``, ``tool_errors`` (counts
-    so far), ``stop_reason`` (None while it goes on), ``user_error`` (False until the end), ``defect``
-    (empty unless ENV_ERROR).
+    Attributes: ``task``, ``limits``, ``state``, ``turns``, ``tool_calls``, ``tool_errors`` (counts so far),
+    ``stop_reason`` (None while it goes on), ``user_error`` (False until the end), ``defect`` (empty unless
+    the environment's code ended it).
     """
 
     def __init__(
@@ -94,7 +118,7 @@ class Env:
     ) -> None:
         self.task = task
         self.limits = limits
-        self.state = State(task.initial_state, runtime.collections)
+        self._state = State(task.initial_state, runtime.collections)
         self.turns = 0
         self.tool_calls = 0
         self.tool_errors = 0
@@ -105,12 +129,18 @@ class Env:
         self._grader = grader
         # Seed 0 is the task's own: the reference's ids. Other seeds give other ids, the same for the same
         # seed.
-        self._context = ToolContext(
-            task.clock, task.seed if seed == 0 else mix(task.seed, seed), runtime.styles
-        )
+        minted = task.seed if seed == 0 else mix(task.seed, seed)
+        self._context = ToolContext(task.clock, minted, runtime.styles)
+        self._isolated = _isolated(runtime, task, minted)
         self._user = ScriptedUser(task)
         self._hook = user_error_hook
         self._transcript: list[Message] = []
+
+    @property
+    def state(self) -> State:
+        """The state now. Where it lives in a worker: a copy made for this look, and a ToolDefect when the
+        worker cannot give it."""
+        return self._state if self._isolated is None else self._isolated.state()
 
     @property
     def transcript(self) -> tuple[Message, ...]:
@@ -167,7 +197,7 @@ class Env:
                 text, is_error = self._run_call(call)
             except ToolDefect as error:
                 self.defect = str(error)
-                return observations, StopReason.ENV_ERROR
+                return observations, StopReason(error.reason)
             observations.append(Message(role="tool", content=text, tool_call_id=call.id, name=call.name))
             if is_error:
                 self.tool_errors += 1
@@ -178,9 +208,12 @@ class Env:
     def _run_call(self, call: ToolCall) -> tuple[str, bool]:
         if call.parse_error:
             return error_text(call.parse_error), True
+        if self._isolated is not None:
+            outcome = self._isolated.call(call.name, call.arguments)
+            return outcome.text, outcome.is_error
         runtime = self._runtime
         outcome = call_tool(
-            runtime.tools, runtime.table, self.state, self._context, call.name, call.arguments
+            runtime.tools, runtime.table, self._state, self._context, call.name, call.arguments
         )
         return outcome.text, outcome.is_error
 
@@ -203,8 +236,18 @@ class Env:
             self.user_error = self._hook(self.transcript)
 
     def verdict(self) -> Verdict:
-        """The grader's answer for the state as it is now. May be asked at any time; costs what changed."""
-        return self._grader.judge(self.state.delta())
+        """The grader's answer for the state as it is now. May be asked at any time; costs what changed.
+
+        From a worker only data is read; raises ToolDefect when it does not give any."""
+        return self._grader.judge((self._isolated or self._state).delta())
+
+
+def _isolated(runtime: EnvRuntime, task: Task, seed: int) -> IsolatedEpisode | None:
+    if runtime.pool is None:
+        return None
+    base = runtime.pool.base(task.initial_state)
+    names = frozenset((*runtime.collections, *task.initial_state))
+    return IsolatedEpisode(runtime.pool, runtime.table, names, base, task.clock, seed)
 
 
 def open_env(
@@ -214,6 +257,7 @@ def open_env(
     seed: int = 0,
     limits: EnvLimits | None = None,
     user_error_hook: UserErrorHook | None = None,
+    isolation: WorkerLimits | None = None,
 ) -> Env:
     """A fresh episode of ``task``. Costs the same for small and large states.
 
@@ -221,7 +265,8 @@ def open_env(
     the id of that seed.
 
     ``seed`` varies the ids that the environment mints (0: as in the reference). ``user_error_hook`` judges
-    the transcript at the end. Raises TaskError when the task belongs to another environment.
+    the transcript at the end. ``isolation`` limits the workers of a bundle whose functions are not vetted
+    (``runtime_of``). Raises TaskError when the task belongs to another environment.
     """
     if task.environment_id != bundle.environment_id:
         raise TaskError(
@@ -229,4 +274,4 @@ def open_env(
             f"{bundle.environment_id!r}; take tasks from the bundle they were made for"
         )
     grader = grader_of(task, bundle.state_schema)
-    return Env(runtime_of(bundle), grader, task, seed, limits or EnvLimits(), user_error_hook)
+    return Env(runtime_of(bundle, isolation), grader, task, seed, limits or EnvLimits(), user_error_hook)

@@ -1,8 +1,9 @@
 """Loads generated ``tools.py`` text: the static allow-list first, then execution with a handful of builtins.
 
 Module tables are frozen after loading (``dict`` -> read-only mapping, ``list`` -> tuple), so that nothing
-two episodes share can be written. This is the first fence, for vetted code in process. It does not bound
-CPU time or memory: code that is not vetted runs in an isolated worker process (issue C).
+two episodes share can be written. This is the first fence, and the only one for vetted code, in process. It
+does not bound CPU time or memory: code that is not vetted runs in an isolated worker process
+(``envgen.runtime.isolation``).
 """
 
 from __future__ import annotations

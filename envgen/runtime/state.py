@@ -17,7 +17,7 @@ from typing import Any, cast
 
 import orjson
 
-from envgen.types import Record, StateData
+from envgen.records import Record, StateData
 
 _MIN_INTEGER, _MAX_INTEGER = -(2**63), 2**64 - 1  # what orjson writes
 

@@ -10,7 +10,7 @@ defect of the tool function (any other exception, a result that is not JSON) is 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -193,6 +193,19 @@ def error_text(reason: str) -> str:
     return orjson.dumps({"error": reason.encode("utf-8", "replace").decode()}).decode()
 
 
+def checked_call(
+    names: Container[str], table: ToolTable, name: str, arguments: str | Mapping[str, Any]
+) -> dict[str, Any] | ToolOutcome:
+    """The arguments of a call as its function takes them, or the observation that says what is wrong."""
+    signature = table.get(name)
+    if signature is None or name not in names:
+        reason = _unknown_tool(name, table)
+        return ToolOutcome(reason, True, error_text(reason))
+    parsed = _parse(arguments)
+    checked = parsed if isinstance(parsed, str) else check_arguments(signature, parsed)
+    return ToolOutcome(checked, True, error_text(checked)) if isinstance(checked, str) else checked
+
+
 def call_tool(
     tools: Mapping[str, Tool],
     table: ToolTable,
@@ -202,25 +215,23 @@ def call_tool(
     arguments: str | Mapping[str, Any],
 ) -> ToolOutcome:
     """Run one call as a transaction on ``state``. See the module docstring; raises ToolDefect only."""
-    signature = table.get(name)
-    function = tools.get(name)
-    if signature is None or function is None:
-        reason = _unknown_tool(name, table)
-        return ToolOutcome(reason, True, error_text(reason))
-    parsed = _parse(arguments)
-    checked = parsed if isinstance(parsed, str) else check_arguments(signature, parsed)
-    if isinstance(checked, str):
-        return ToolOutcome(checked, True, error_text(checked))
+    checked = checked_call(tools, table, name, arguments)
+    if isinstance(checked, ToolOutcome):
+        return checked
     state.begin()
     ctx.begin_call(state)
     try:
-        value = function(state, ctx, **checked)
+        value = tools[name](state, ctx, **checked)
         text = orjson.dumps(value).decode()
     except ToolError as error:
         state.rollback()
         ctx.rollback()
         reason = str(error)
         return ToolOutcome(reason, True, error_text(reason))
+    except ToolDefect:  # a stand-in for an isolated function has said it already
+        state.rollback()
+        ctx.rollback()
+        raise
     except Exception as error:  # the named boundary: whatever generated code does wrong is its defect
         state.rollback()
         ctx.rollback()

@@ -11,6 +11,9 @@ from typing import Any
 import orjson
 
 from envgen.runtime.context import KeyStyle, ToolContext, key_styles
+from envgen.runtime.isolation.pool import WorkerPool
+from envgen.runtime.isolation.remote_tools import remote_tools
+from envgen.runtime.isolation.vetting import is_vetted
 from envgen.runtime.sandbox import Tool, load_tools
 from envgen.runtime.state import State
 from envgen.runtime.tools import ToolTable, call_tool, compile_tools
@@ -46,14 +49,17 @@ class Workbench:
 
 
 def workbench(catalog: Catalog, environment_id: str, seed: int) -> Workbench:
-    """Load a draft's functions. Raises UnsafeCodeError for code outside the allow-list."""
+    """Load a draft's functions: in a worker, unless our own templates wrote them. Raises UnsafeCodeError for
+    code outside the allow-list, IsolationError when this machine cannot give a worker."""
     draft = catalog.draft
+    styles = key_styles(draft.state_schema)
+    tools = load_tools(draft.source) if is_vetted(draft) else remote_tools(WorkerPool(draft.source, styles))
     return Workbench(
         catalog=catalog,
         environment_id=environment_id,
-        tools=dict(load_tools(draft.source)),
+        tools=dict(tools),
         table=compile_tools(draft.tools),
-        styles=dict(key_styles(draft.state_schema)),
+        styles=dict(styles),
         pool=ValuePool(seed),
     )
 
