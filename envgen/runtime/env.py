@@ -203,8 +203,9 @@ class Env:
             self.user_error = self._hook(self.transcript)
 
     def verdict(self) -> Verdict:
-        """The grader's answer for the state as it is now. May be asked at any time; costs what changed."""
-        return self._grader.judge(self.state.delta())
+        """The grader's answer for state and transcript as they are now. May be asked at any time; costs what
+        changed."""
+        return self._grader.judge(self.state.delta(), self._transcript)
 
 
 def open_env(

@@ -12,6 +12,7 @@ import re
 from collections.abc import Sequence
 
 from envgen.errors import TaskError
+from envgen.runtime.grader import grader_of
 from envgen.store import Bundle
 from envgen.synthesis.catalog import build_catalog
 from envgen.synthesis.knowledge import check_knowable, says
@@ -38,6 +39,10 @@ class Prover(Runner):
     def gates(self, task: Task) -> list[GateResult]:
         """All gates of one task alone (so neither replay nor duplicate), cheapest first; stops after the
         first that fails."""
+        try:
+            grader_of(task, self.schema)
+        except TaskError as error:  # criteria that doing nothing would meet, or that cannot be judged
+            return [GateResult(gate="noop", passed=False, detail=str(error))]
         results: list[GateResult] = []
         for gate in (self.leak, self.knowable, self.noop, self.write_dropped, self.mutants):
             results.append(gate(task))
