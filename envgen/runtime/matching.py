@@ -9,6 +9,7 @@ backtracking), so the answer is exact.
 from __future__ import annotations
 
 from collections import Counter
+from hashlib import blake2b
 from typing import Any
 
 from envgen.runtime.canonical import Canonical, refs_in, substitute
@@ -69,6 +70,38 @@ class _Colours:
             look = (node[0], colours[node], _shape(record, colours), tuple(sorted(incoming[node], key=repr)))
             out[node] = palette.setdefault(look, len(palette))
         return out
+
+
+def refined_shapes(graph: Graph) -> tuple[list[Any], dict[Node, Any]]:
+    """What refinement sees of one graph: a shape for each minted record (in no order of meaning), and one for
+    each other record; none of them holds the name of a minted record. Equal graphs have equal shapes.
+
+    A shape unfolds the neighbourhood as far as there are minted records, which is as far as it can matter.
+    """
+    nodes, others = graph
+    looks: dict[Node, Any] = {node: node[0] for node in nodes}
+    for _ in range(len(nodes)):
+        incoming: dict[Node, list[Any]] = {node: [] for node in nodes}
+        for owner, records in (("new", nodes), ("old", others)):
+            for place, record in records.items():
+                for name, value in record.items():
+                    for ref in refs_in(value):
+                        target = (ref.collection, ref.key)
+                        if target != place:
+                            incoming[target].append((owner, looks[place] if owner == "new" else place, name))
+        refined = {
+            node: _digest((node[0], looks[node], _shape(record, looks), sorted(incoming[node], key=repr)))
+            for node, record in nodes.items()
+        }
+        if len(set(refined.values())) == len(set(looks.values())):
+            looks = refined
+            break
+        looks = refined
+    return list(looks.values()), {place: _shape(record, looks) for place, record in others.items()}
+
+
+def _digest(value: Any) -> str:
+    return blake2b(repr(value).encode(), digest_size=16).hexdigest()
 
 
 def _verify(left: Graph, right: Graph, names: dict[Node, Node]) -> bool:
