@@ -90,6 +90,7 @@ class Rules:
 
     name: str
     key: str
+    label: str
     renamable: bool
     """New keys are minted by the environment, so they are compared up to renaming."""
     fields: Mapping[str, FieldRule]
@@ -118,6 +119,7 @@ def _rules(collection: Collection) -> Rules:
     return Rules(
         name=collection.name,
         key=collection.key,
+        label=collection.label,
         renamable=collection.key_generated and not collection.singleton,
         fields={f.name: _field(f) for f in collection.fields},
         exempt=exempt,

@@ -69,7 +69,7 @@ class _Pair:
 
 def explain(got: Side, wanted: Side, base: StateData, rules: Mapping[str, Rules]) -> Explanation:
     """Field by field, whether they are equal or not. Costs more than the comparison (``same_side``)."""
-    matched = pair_leftovers(got.graph(), wanted.graph())
+    matched = pair_leftovers(got.graph(), wanted.graph(), {n: r.label for n, r in rules.items()})
     names = {mine: theirs[1] for mine, theirs in matched if mine is not None and theirs is not None}
     differences: list[FieldDifference] = []
     required = made = side_effects = 0

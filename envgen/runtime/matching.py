@@ -9,6 +9,7 @@ backtracking), so the answer is exact.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from hashlib import blake2b
 from typing import Any
 
@@ -158,9 +159,12 @@ def _search(palette: _Colours, colours: tuple[dict[Node, Any], dict[Node, Any]])
     return None
 
 
-def pair_leftovers(left: Graph, right: Graph) -> list[tuple[Node | None, Node | None]]:
-    """A pairing for explanations when there is no renaming: most similar first, the rest alone.
-    Deterministic."""
+def pair_leftovers(
+    left: Graph, right: Graph, labels: Mapping[str, str]
+) -> list[tuple[Node | None, Node | None]]:
+    """A pairing for explanations when there is no renaming: most similar first, the rest alone. ``labels``
+    names the field of each collection that people know a record by: it decides between equals. Deterministic.
+    """
     exact = match_nodes(left, right)
     if exact is not None:
         return list(exact.items())
@@ -173,8 +177,8 @@ def pair_leftovers(left: Graph, right: Graph) -> list[tuple[Node | None, Node | 
         for j, b in enumerate(theirs):
             if a[0] == b[0]:
                 shape_b = {k: substitute(v, blank_right) for k, v in right[0][b].items()}
-                differing = sum(shape_a.get(k) != shape_b.get(k) for k in {**shape_a, **shape_b})
-                scored.append((differing, i, j))
+                differing = [k for k in {**shape_a, **shape_b} if shape_a.get(k) != shape_b.get(k)]
+                scored.append((2 * len(differing) + (labels[a[0]] in differing), i, j))
     pairs: list[tuple[Node | None, Node | None]] = []
     used_left: set[int] = set()
     used_right: set[int] = set()
