@@ -30,7 +30,7 @@ def copy_json(value: Any, where: str = "value") -> Any:
 
     Raises ``TypeError`` for anything JSON cannot hold (sets, functions, NaN, keys that are not strings).
     """
-    kind: object = cast("object", type(value))
+    kind: Any = type(value)
     if kind is str or kind is bool or value is None:
         return value
     if kind is int:
@@ -43,16 +43,30 @@ def copy_json(value: Any, where: str = "value") -> Any:
         return value
     if kind is dict:
         out: dict[str, Any] = {}
-        for key, item in cast("dict[Any, Any]", value).items():
+        for key, item in value.items():
             if type(key) is not str:
                 raise TypeError(f"{where}: got the key {key!r} ({type(key).__name__}), JSON keys are strings")
             out[key] = item if type(item) is str else copy_json(item, where)
         return out
     if kind is list or kind is tuple:
-        return [copy_json(item, where) for item in cast("list[Any]", value)]
+        return [item if type(item) is str else copy_json(item, where) for item in value]
     raise TypeError(
         f"{where}: got {type(value).__name__}, expected JSON (str, int, float, bool, None, list, dict)"
     )
+
+
+_PLAIN = frozenset((str, int, float, bool, type(None)))
+
+
+def clone_json(value: Any) -> Any:
+    """A deep copy of a value that is known to be JSON (it stands in a state): nothing is checked."""
+    # Every read of a tool comes through here: plain values are told apart without a call.
+    kind = type(value)
+    if kind is dict:
+        return {k: v if type(v) in _PLAIN else clone_json(v) for k, v in value.items()}
+    if kind is list:
+        return [v if type(v) in _PLAIN else clone_json(v) for v in value]
+    return value
 
 
 def same_json(a: Any, b: Any) -> bool:
@@ -188,7 +202,7 @@ class State:
         """A copy of one record, or None. Raises KeyError for an unknown collection, TypeError for a key of
         another type."""
         record = self._live(collection, _key(key))
-        return None if record is None else copy_json(record)
+        return None if record is None else clone_json(record)
 
     def exists(self, collection: str, key: str | int) -> bool:
         """True when the collection holds a record under this key."""
@@ -206,7 +220,9 @@ class State:
     def records(self, collection: str) -> list[Record]:
         """Copies of all records of a collection in insertion order (a record deleted and inserted again is
         last)."""
-        return [copy_json(record) for _, record in self._live_items(collection)]
+        if collection not in self._overlays:
+            return [clone_json(record) for record in self._table(collection).values()]
+        return [clone_json(record) for _, record in self._live_items(collection)]
 
     def keys(self, collection: str) -> list[str]:
         """All keys of a collection as strings, in insertion order."""
@@ -215,7 +231,8 @@ class State:
     def snapshot(self) -> StateData:
         """The whole state as plain data: a deep copy that shares nothing with this state."""
         return {
-            name: {k: copy_json(r) for k, r in self._live_items(name)} for name in (*self._base, *self._extra)
+            name: {k: clone_json(r) for k, r in self._live_items(name)}
+            for name in (*self._base, *self._extra)
         }
 
     def delta(self) -> Delta:
