@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from envgen.errors import BundleError, UnsafeCodeError
+from envgen.errors import BundleError, ToolDefect, UnsafeCodeError
 from envgen.runtime.env import Env, open_env
 from envgen.runtime.regrade import read_trajectories, regrade
 from envgen.runtime.sandbox import load_tools
@@ -192,13 +192,10 @@ def test_fault_6_no_hidden_module_state_is_shared_by_episodes() -> None:
         "def get_note(state, ctx, note_id):\n",
         "def get_note(state, ctx, note_id):\n    COUNT['n'] = COUNT['n'] + 1\n",
     )
-    try:
-        bundle = with_source(SOURCE, source)
-        env = begun(bundle)
-        result = env.step(act(("get_note", {"note_id": "N11"})))
-        assert result.stop_reason is StopReason.ENV_ERROR  # tables of a module are frozen
-    except UnsafeCodeError:
-        pass  # or the allow-list refuses it before it runs
+    env = begun(with_source(SOURCE, source))
+    result = env.step(act(("get_note", {"note_id": "N11"})))
+    assert result.stop_reason is StopReason.ENV_ERROR  # tables of a module are frozen
+    assert "mappingproxy" in env.defect
     kept = [begun(task="notes-2") for _ in range(2)]
     answers = [
         [e.step(act(("create_note", {"notebook_id": "NB1", "title": "x"}))).observations for _ in range(2)]
@@ -226,15 +223,11 @@ def test_fault_7_generated_code_is_refused_before_it_runs(code: str) -> None:
 
 
 # ------------------------------------------------------------------------------- 8: broken tools
-def test_fault_8_a_tool_that_breaks_is_never_part_of_a_certified_task() -> None:
+def test_fault_8_a_tool_that_breaks_stops_synthesis_by_name() -> None:
     draft = mock_draft()
     broken = draft.source.replace('    return {"deleted": note_id}', "    return 1 / 0")
-    try:
-        bundle = make_bundle(DOC, draft.model_copy(update={"source": broken}), tasks=6, heldout=1, seed=4)
-    except Exception as error:  # a refusal is as good, if it says which tool
-        assert "delete_note" in str(error)
-    else:
-        assert not any(s.tool == "delete_note" for t in bundle.tasks for s in t.reference)
+    with pytest.raises(ToolDefect, match="'delete_note' broke"):
+        make_bundle(DOC, draft.model_copy(update={"source": broken}), tasks=6, heldout=1, seed=4)
 
 
 def test_fault_8_tools_without_a_function_are_no_bundle() -> None:
