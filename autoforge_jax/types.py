@@ -111,6 +111,10 @@ class Trajectory:
     failure: str = ""
     """What happened, in words, when `excluded` is set."""
     differences: tuple[FieldDifference, ...] = ()
+    violations: tuple[str, ...] = ()
+    """Rules about the trace that were broken, in words."""
+    partial_credit: float = 0.0
+    """Share of the required changes made minus side effects, 0 to 1: reported beside the reward."""
     tool_calls: int = 0
     tool_errors: int = 0
     malformed_calls: int = 0

@@ -471,6 +471,38 @@ class UserFact(Frozen):
     stated: bool = True
 
 
+class AnswerSlot(Frozen):
+    """One typed value the agent must say in its closing message (`envgen.runtime.criteria`): what a task that
+    writes nothing is graded by."""
+
+    name: str
+    type: Literal["string", "integer", "number", "boolean", "date", "datetime", "array"]
+    item_type: Literal["string", "integer", "number", "boolean"] | None = None
+    """Type of the items of an ``array``."""
+    policy: Literal["exact", "normalised"] = "exact"
+    """``normalised``: case and white space of text and the order of an array do not count."""
+    accepted: tuple[Any, ...] = Field(min_length=1)
+    """Every right value; the first is the reference's."""
+
+
+class TraceConstraint(Frozen):
+    """A rule about how, not what: checked on the transcript beside the final state. Only calls that were
+    carried out count; a refused call did nothing."""
+
+    kind: Literal["confirm_before", "only_after", "at_most", "at_least"]
+    """``confirm_before``: the user's last word before the call says yes to a question of the agent.
+    ``only_after``: a call of ``first`` stands before it. ``at_most`` / ``at_least``: ``limit`` calls."""
+    tools: tuple[str, ...] = Field(min_length=1)
+    """Tools the rule is about."""
+    first: tuple[str, ...] = ()
+    same: tuple[str, ...] = ()
+    """``only_after``: arguments in which both calls agree (the order that was looked at is the one
+    cancelled)."""
+    mentions: tuple[str, ...] = ()
+    """``confirm_before``: arguments whose values the question must name, where the call has them."""
+    limit: int = 0
+
+
 class Task(Frozen):
     """``D = (Q, S, S*, F)`` of METHOD.md §3, with one known-good sequence and what the user knows."""
 
@@ -492,6 +524,9 @@ class Task(Frozen):
     clock: str
     """ISO time the task starts at (virtual clock)."""
     seed: int
+    answers: tuple[AnswerSlot, ...] = ()
+    """What the closing message must say; needed where an accepted state is the initial one."""
+    constraints: tuple[TraceConstraint, ...] = ()
 
 
 GateName = Literal[
@@ -619,6 +654,12 @@ class Verdict(Frozen):
     nearest: int = 0
     """Index of the nearest accepted state."""
     differences: tuple[FieldDifference, ...] = ()
+    """Fields that differ from it; a wrong answer has the collection ``answer`` and the slot as field."""
+    violations: tuple[str, ...] = ()
+    """Trace constraints that were broken, in words."""
+    partial_credit: float = 0.0
+    """Share of the required changes made minus side effects, 0 to 1; 1 only with ``success``. Reported beside
+    the binary reward, never instead of it unless a config says so."""
 
 
 class EnvLimits(Frozen):

@@ -158,6 +158,8 @@ class _Episode:
             excluded=self.stop_reason.value if self._failure else "",
             failure=self._failure,
             differences=verdict.differences if verdict is not None else (),
+            violations=verdict.violations if verdict is not None else (),
+            partial_credit=verdict.partial_credit if verdict is not None else 0.0,
             tool_calls=sum(len(action.tool_calls) for action in actions),
             tool_errors=sum(turn.tool_errors for turn in self._turns),
             malformed_calls=sum(bool(call.parse_error) for action in actions for call in action.tool_calls),

@@ -56,6 +56,8 @@ def trajectory_row(
         "tool_calls": trajectory.tool_calls,
         "tool_errors": trajectory.tool_errors,
         "malformed_calls": trajectory.malformed_calls,
+        "partial_credit": trajectory.partial_credit,
+        "violations": list(trajectory.violations),
         "differences": [d.model_dump(mode="json") for d in trajectory.differences],
         "messages": [message_row(m) for m in messages],
     }

@@ -132,6 +132,25 @@ def doctor_command() -> None:
         raise typer.Exit(1)
 
 
+@app.command("regrade")
+def regrade_command(
+    bundle: BundleArgument,
+    trajectories: Annotated[
+        Path, typer.Argument(metavar="TRAJECTORIES", help="JSON lines with task_id and messages.")
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", metavar="FILE", help="Write every verdict here (JSON lines)."),
+    ] = None,
+) -> None:
+    """Judge stored TRAJECTORIES again by BUNDLE as it is now. Exit code 1 when a verdict moved."""
+    from envgen.cli.regrade import regrade_file
+    from envgen.store import load_bundle
+
+    if not regrade_file(load_bundle(bundle), trajectories, output):
+        raise typer.Exit(1)
+
+
 def _find_task(bundle: Bundle, task_id: str) -> Task:
     from envgen.errors import TaskError
 

@@ -105,6 +105,18 @@ class ToolContext:
         self._state = state
         self._saved = dict(self._made) if self._made else {}
 
+    def fork(self) -> ToolContext:
+        """A second context with the same clock and the same ids to come."""
+        other = ToolContext.__new__(ToolContext)
+        other.seed = self.seed
+        other._start = self._start
+        other._styles = self._styles
+        other._calls = self._calls
+        other._made = dict(self._made)
+        other._saved = dict(self._saved)
+        other._state = None  # the next call names the state of its own
+        return other
+
     def rollback(self) -> None:
         """Forget ids handed out since ``begin_call``: a failed call leaves no trace in later ids. The clock
         keeps going."""

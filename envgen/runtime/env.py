@@ -20,6 +20,7 @@ what an agent wrote.
 
 from __future__ import annotations
 
+import copy
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ from envgen.runtime.isolation.remote_tools import remote_tools
 from envgen.runtime.isolation.vetting import is_vetted
 from envgen.runtime.sandbox import Tool, load_tools
 from envgen.runtime.state import State
+from envgen.runtime.statehash import StateHasher
 from envgen.runtime.tools import ToolTable, call_tool, compile_tools, error_text
 from envgen.store import Bundle
 from envgen.types import EnvLimits, Message, StepResult, StopReason, Task, ToolCall, Verdict
@@ -98,6 +100,15 @@ def make_runtime(bundle: Bundle, isolation: WorkerLimits | None) -> EnvRuntime:
     )
 
 
+@dataclass(frozen=True)
+class EnvSnapshot:
+    """A point of one episode that ``Env.restore`` goes back to, as often as wanted. Lives in this process: to
+    keep a trajectory on disk, store its messages (``envgen.runtime.regrade`` plays them again)."""
+
+    episode: Env
+    """A fork that nobody steps."""
+
+
 class Env:
     """One episode of one task. Made by ``open_env``; ``start`` once, ``step`` until the result is ``done``,
     ``verdict``.
@@ -135,6 +146,7 @@ class Env:
         self._user = ScriptedUser(task)
         self._hook = user_error_hook
         self._transcript: list[Message] = []
+        self._hasher: StateHasher | None = None
 
     @property
     def state(self) -> State:
@@ -236,10 +248,57 @@ class Env:
             self.user_error = self._hook(self.transcript)
 
     def verdict(self) -> Verdict:
-        """The grader's answer for the state as it is now. May be asked at any time; costs what changed.
+        """The grader's answer for state and transcript as they are now. May be asked at any time; costs what
+        changed.
 
         From a worker only data is read; raises ToolDefect when it does not give any."""
-        return self._grader.judge((self._isolated or self._state).delta())
+        return self._grader.judge((self._isolated or self._state).delta(), self._transcript)
+
+    # ---------------------------------------------------------------- branching
+    def fork(self) -> Env:
+        """A second episode that goes on from here: same state, ids and times to come, transcript, counts,
+        and a user in the same frame of mind. Neither sees what the other does. Costs what changed.
+
+        Raises EnvUsageError when the user cannot be copied (one that holds a connection must define
+        ``__deepcopy__``).
+        """
+        other = copy.copy(self)
+        other._state = self._state.fork()
+        other._isolated = None if self._isolated is None else self._isolated.fork()
+        other._context = self._context.fork()
+        other._transcript = list(self._transcript)
+        other._hasher = None
+        try:
+            # The task is shared: it is frozen, and as large as the state.
+            other._user = copy.deepcopy(self._user, {id(self.task): self.task})
+        except TypeError as error:
+            raise EnvUsageError(
+                f"this episode cannot be forked: its {type(self._user).__name__} does not copy ({error})"
+            ) from error
+        return other
+
+    def snapshot(self) -> EnvSnapshot:
+        """This point of the episode, to come back to with ``restore``."""
+        return EnvSnapshot(self.fork())
+
+    def restore(self, snapshot: EnvSnapshot) -> None:
+        """Go back to a snapshot of this episode or of a fork of it, also after the end.
+
+        Raises EnvUsageError for a snapshot of another task or bundle.
+        """
+        kept = snapshot.episode
+        if kept.task is not self.task or kept._runtime is not self._runtime:
+            raise EnvUsageError(
+                f"got a snapshot of task {kept.task.id!r}, this is an episode of {self.task.id!r}; restore "
+                "snapshots of the same episode"
+            )
+        vars(self).update(vars(kept.fork()))
+
+    def state_hash(self) -> str:
+        """A hash of the state: equal where the grader finds the states equal (``statehash``)."""
+        if self._hasher is None:
+            self._hasher = StateHasher(self._grader.schema, self.task.initial_state)
+        return self._hasher.of(self.state)
 
 
 def _isolated(runtime: EnvRuntime, task: Task, seed: int) -> IsolatedEpisode | None:

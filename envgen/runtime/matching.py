@@ -9,6 +9,8 @@ backtracking), so the answer is exact.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
+from hashlib import blake2b
 from typing import Any
 
 from envgen.runtime.canonical import Canonical, refs_in, substitute
@@ -71,6 +73,38 @@ class _Colours:
         return out
 
 
+def refined_shapes(graph: Graph) -> tuple[list[Any], dict[Node, Any]]:
+    """What refinement sees of one graph: a shape for each minted record (in no order of meaning), and one for
+    each other record; none of them holds the name of a minted record. Equal graphs have equal shapes.
+
+    A shape unfolds the neighbourhood as far as there are minted records, which is as far as it can matter.
+    """
+    nodes, others = graph
+    looks: dict[Node, Any] = {node: node[0] for node in nodes}
+    for _ in range(len(nodes)):
+        incoming: dict[Node, list[Any]] = {node: [] for node in nodes}
+        for owner, records in (("new", nodes), ("old", others)):
+            for place, record in records.items():
+                for name, value in record.items():
+                    for ref in refs_in(value):
+                        target = (ref.collection, ref.key)
+                        if target != place:
+                            incoming[target].append((owner, looks[place] if owner == "new" else place, name))
+        refined = {
+            node: _digest((node[0], looks[node], _shape(record, looks), sorted(incoming[node], key=repr)))
+            for node, record in nodes.items()
+        }
+        if len(set(refined.values())) == len(set(looks.values())):
+            looks = refined
+            break
+        looks = refined
+    return list(looks.values()), {place: _shape(record, looks) for place, record in others.items()}
+
+
+def _digest(value: Any) -> str:
+    return blake2b(repr(value).encode(), digest_size=16).hexdigest()
+
+
 def _verify(left: Graph, right: Graph, names: dict[Node, Node]) -> bool:
     """Exactly equal under this renaming, in the minted records and in all the others."""
     keys = {mine: theirs[1] for mine, theirs in names.items()}
@@ -125,9 +159,12 @@ def _search(palette: _Colours, colours: tuple[dict[Node, Any], dict[Node, Any]])
     return None
 
 
-def pair_leftovers(left: Graph, right: Graph) -> list[tuple[Node | None, Node | None]]:
-    """A pairing for explanations when there is no renaming: most similar first, the rest alone.
-    Deterministic."""
+def pair_leftovers(
+    left: Graph, right: Graph, labels: Mapping[str, str]
+) -> list[tuple[Node | None, Node | None]]:
+    """A pairing for explanations when there is no renaming: most similar first, the rest alone. ``labels``
+    names the field of each collection that people know a record by: it decides between equals. Deterministic.
+    """
     exact = match_nodes(left, right)
     if exact is not None:
         return list(exact.items())
@@ -140,8 +177,8 @@ def pair_leftovers(left: Graph, right: Graph) -> list[tuple[Node | None, Node | 
         for j, b in enumerate(theirs):
             if a[0] == b[0]:
                 shape_b = {k: substitute(v, blank_right) for k, v in right[0][b].items()}
-                differing = sum(shape_a.get(k) != shape_b.get(k) for k in {**shape_a, **shape_b})
-                scored.append((differing, i, j))
+                differing = [k for k in {**shape_a, **shape_b} if shape_a.get(k) != shape_b.get(k)]
+                scored.append((2 * len(differing) + (labels[a[0]] in differing), i, j))
     pairs: list[tuple[Node | None, Node | None]] = []
     used_left: set[int] = set()
     used_right: set[int] = set()

@@ -5,7 +5,10 @@ changed lives in a small overlay (``inserted``, ``updated``, ``removed`` per col
 it to the grader. Every record that goes in or comes out is a copy, so nothing a tool does to a dict it
 holds can reach the base or another episode.
 
-A tool call is a transaction: ``begin()`` before it, ``commit()`` after it, ``rollback()`` when it failed.
+Every write is also an entry of a change log, which says what changed in which order (``changes()``) and how
+to undo it. A tool call is a transaction: ``begin()`` before it, ``commit()`` after it, ``rollback()`` when it
+failed; undoing costs what that call wrote. ``fork()`` makes a second state that goes its own way from here;
+it copies the overlay's tables and shares base and records, none of which is ever changed in place.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import orjson
 
@@ -27,7 +30,7 @@ def copy_json(value: Any, where: str = "value") -> Any:
 
     Raises ``TypeError`` for anything JSON cannot hold (sets, functions, NaN, keys that are not strings).
     """
-    kind: object = cast("object", type(value))
+    kind: Any = type(value)
     if kind is str or kind is bool or value is None:
         return value
     if kind is int:
@@ -40,16 +43,30 @@ def copy_json(value: Any, where: str = "value") -> Any:
         return value
     if kind is dict:
         out: dict[str, Any] = {}
-        for key, item in cast("dict[Any, Any]", value).items():
+        for key, item in value.items():
             if type(key) is not str:
                 raise TypeError(f"{where}: got the key {key!r} ({type(key).__name__}), JSON keys are strings")
             out[key] = item if type(item) is str else copy_json(item, where)
         return out
     if kind is list or kind is tuple:
-        return [copy_json(item, where) for item in cast("list[Any]", value)]
+        return [item if type(item) is str else copy_json(item, where) for item in value]
     raise TypeError(
         f"{where}: got {type(value).__name__}, expected JSON (str, int, float, bool, None, list, dict)"
     )
+
+
+_PLAIN = frozenset((str, int, float, bool, type(None)))
+
+
+def clone_json(value: Any) -> Any:
+    """A deep copy of a value that is known to be JSON (it stands in a state): nothing is checked."""
+    # Every read of a tool comes through here: plain values are told apart without a call.
+    kind = type(value)
+    if kind is dict:
+        return {k: v if type(v) in _PLAIN else clone_json(v) for k, v in value.items()}
+    if kind is list:
+        return [v if type(v) in _PLAIN else clone_json(v) for v in value]
+    return value
 
 
 def same_json(a: Any, b: Any) -> bool:
@@ -89,9 +106,18 @@ class Delta:
         return not (self.inserted or self.updated or self.deleted)
 
 
+class Change(NamedTuple):
+    """One write. Records are the live ones: read, never change."""
+
+    op: Literal["insert", "update", "delete"]
+    collection: str
+    key: str
+    before: Record | None
+    after: Record | None
+
+
 class _Overlay:
-    """Changes to one collection. Records in it are replaced, never mutated, so a shallow copy is a
-    savepoint."""
+    """Changes to one collection. Records in it are replaced, never mutated."""
 
     __slots__ = ("inserted", "removed", "updated")
 
@@ -108,6 +134,19 @@ class _Overlay:
         return other
 
 
+class _Undo(NamedTuple):
+    """How to take one change back: the tables it wrote to, as they were."""
+
+    overlay: _Overlay
+    inserted: dict[str, Record]
+    """The table itself, not a copy: a deletion replaces it by one without the record, so that undoing a
+    deletion also gives back the order of records."""
+    updated: Record | None
+    """What stood in ``updated`` under the key."""
+    removed: bool
+    """The key was in ``removed``."""
+
+
 def _key(key: object) -> str:
     if type(key) is str:
         return key
@@ -122,13 +161,15 @@ class State:
     ``collections`` names collections that may be absent from ``base`` (they start empty).
     """
 
-    __slots__ = ("_base", "_extra", "_overlays", "_saved")
+    __slots__ = ("_base", "_extra", "_log", "_overlays", "_undo")
 
     def __init__(self, base: StateData, collections: Iterable[str] = ()) -> None:
         self._base = base
         self._extra: dict[str, dict[str, Record]] = {name: {} for name in collections if name not in base}
         self._overlays: dict[str, _Overlay] = {}
-        self._saved: dict[str, _Overlay] | None = None
+        self._log: list[Change] = []
+        self._undo: list[_Undo] = []
+        """One entry for each change since ``begin``: what is kept for good needs no way back."""
 
     def __repr__(self) -> str:
         # No address: a tool that prints the state must not bring one into an observation.
@@ -161,7 +202,7 @@ class State:
         """A copy of one record, or None. Raises KeyError for an unknown collection, TypeError for a key of
         another type."""
         record = self._live(collection, _key(key))
-        return None if record is None else copy_json(record)
+        return None if record is None else clone_json(record)
 
     def exists(self, collection: str, key: str | int) -> bool:
         """True when the collection holds a record under this key."""
@@ -179,7 +220,9 @@ class State:
     def records(self, collection: str) -> list[Record]:
         """Copies of all records of a collection in insertion order (a record deleted and inserted again is
         last)."""
-        return [copy_json(record) for _, record in self._live_items(collection)]
+        if collection not in self._overlays:
+            return [clone_json(record) for record in self._table(collection).values()]
+        return [clone_json(record) for _, record in self._live_items(collection)]
 
     def keys(self, collection: str) -> list[str]:
         """All keys of a collection as strings, in insertion order."""
@@ -188,7 +231,8 @@ class State:
     def snapshot(self) -> StateData:
         """The whole state as plain data: a deep copy that shares nothing with this state."""
         return {
-            name: {k: copy_json(r) for k, r in self._live_items(name)} for name in (*self._base, *self._extra)
+            name: {k: clone_json(r) for k, r in self._live_items(name)}
+            for name in (*self._base, *self._extra)
         }
 
     def delta(self) -> Delta:
@@ -213,14 +257,31 @@ class State:
                 deleted[name] = gone
         return Delta(inserted, updated, deleted)
 
+    def changes(self, start: int = 0) -> tuple[Change, ...]:
+        """The change log from entry ``start`` on: every write that was kept, in order, also one that a later
+        write took back. Its length only grows, but for ``rollback``."""
+        return tuple(self._log[start:])
+
+    def fork(self) -> State:
+        """A second state equal to this one; from here on neither sees what the other writes. Costs what
+        changed. A transaction that is open stays with this one: the fork keeps what it wrote so far."""
+        other = State.__new__(State)
+        other._base = self._base
+        other._extra = self._extra
+        other._overlays = {name: overlay.copy() for name, overlay in self._overlays.items()}
+        other._log = list(self._log)
+        other._undo = []
+        return other
+
     # ---------------------------------------------------------------- writing
-    def _write(self, collection: str) -> _Overlay:
-        self._table(collection)
-        if self._saved is None:
-            self._saved = {name: overlay.copy() for name, overlay in self._overlays.items()}
-        overlay = self._overlays.get(collection)
+    def _write(self, change: Change) -> _Overlay:
+        """The overlay to write to, after noting the change and the way back."""
+        overlay = self._overlays.get(change.collection)
         if overlay is None:
-            overlay = self._overlays[collection] = _Overlay()
+            overlay = self._overlays[change.collection] = _Overlay()
+        key = change.key
+        self._undo.append(_Undo(overlay, overlay.inserted, overlay.updated.get(key), key in overlay.removed))
+        self._log.append(change)
         return overlay
 
     def insert(self, collection: str, key: str | int, record: Record) -> None:
@@ -232,7 +293,7 @@ class State:
         if type(record) is not dict:
             raise TypeError(f"{collection}[{name}]: got {type(record).__name__}, a record is a dict")
         stored = copy_json(record, f"{collection}[{name}]")
-        self._write(collection).inserted[name] = stored
+        self._write(Change("insert", collection, name, None, stored)).inserted[name] = stored
 
     def update(self, collection: str, key: str | int, changes: Record) -> None:
         """Set the given fields of an existing record (shallow). Raises KeyError when there is no such
@@ -244,16 +305,18 @@ class State:
         if type(changes) is not dict:
             raise TypeError(f"{collection}[{name}]: got {type(changes).__name__}, changes are a dict")
         merged = {**old, **copy_json(changes, f"{collection}[{name}]")}
-        overlay = self._write(collection)
+        overlay = self._write(Change("update", collection, name, old, merged))
         (overlay.inserted if name in overlay.inserted else overlay.updated)[name] = merged
 
     def delete(self, collection: str, key: str | int) -> None:
         """Remove a record. Raises KeyError when there is none."""
         name = _key(key)
-        if self._live(collection, name) is None:
+        old = self._live(collection, name)
+        if old is None:
             raise KeyError(f"{collection} has no record {name!r} to delete")
-        overlay = self._write(collection)
-        overlay.inserted.pop(name, None)
+        overlay = self._write(Change("delete", collection, name, old, None))
+        if name in overlay.inserted:
+            overlay.inserted = {k: r for k, r in overlay.inserted.items() if k != name}
         overlay.updated.pop(name, None)
         if name in self._table(collection):
             overlay.removed.add(name)
@@ -261,14 +324,25 @@ class State:
     # ---------------------------------------------------------------- transactions
     def begin(self) -> None:
         """Start a transaction: everything up to here is kept by a later ``rollback``."""
-        self._saved = None
+        self._undo.clear()
 
     def commit(self) -> None:
         """Keep what was written since ``begin``."""
-        self._saved = None
+        self.begin()
 
     def rollback(self) -> None:
         """Undo everything written since ``begin``, order of records included."""
-        if self._saved is not None:
-            self._overlays = self._saved
-            self._saved = None
+        while self._undo:
+            undo, change = self._undo.pop(), self._log.pop()
+            overlay, key = undo.overlay, change.key
+            overlay.inserted = undo.inserted
+            if change.op == "insert":
+                del overlay.inserted[key]
+            elif change.op == "update" and key in overlay.inserted:
+                overlay.inserted[key] = cast("Record", change.before)
+            if undo.updated is not None:
+                overlay.updated[key] = undo.updated
+            else:
+                overlay.updated.pop(key, None)
+            if not undo.removed:
+                overlay.removed.discard(key)

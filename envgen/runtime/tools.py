@@ -114,25 +114,26 @@ def _parse(arguments: str | Mapping[str, Any]) -> dict[str, Any] | str:
         value = orjson.loads(text)
     except orjson.JSONDecodeError as error:
         return f"arguments are not valid JSON: {str(error)[:_MAX_REASON]}"
-    if not isinstance(value, dict):
+    if type(value) is not dict:
         return f"arguments must be a JSON object, got {_json_type(value)}"
-    unfit = _unfit(cast("dict[str, Any]", value), 0)
-    return unfit or cast("dict[str, Any]", value)
+    members: dict[str, Any] = value
+    return _unfit(members, 0) or members
 
 
-def _unfit(value: Any, depth: int) -> str:
-    """Why a parsed value cannot be handed to a tool function, or empty."""
-    if isinstance(value, int | float):
-        return (
-            f"a number is out of range (at most {_MAX_NUMBER} either way)" if abs(value) > _MAX_NUMBER else ""
-        )
-    if isinstance(value, dict | list):
-        if depth == _MAX_DEPTH:
-            return f"arguments are nested too deeply (at most {_MAX_DEPTH} levels)"
-        items = (
-            cast("dict[str, Any]", value).values() if isinstance(value, dict) else cast("list[Any]", value)
-        )
-        return next(filter(None, (_unfit(item, depth + 1) for item in items)), "")
+def _unfit(value: dict[str, Any] | list[Any], depth: int) -> str:
+    """Why a parsed object or array cannot be handed to a tool function, or empty."""
+    if depth == _MAX_DEPTH:
+        return f"arguments are nested too deeply (at most {_MAX_DEPTH} levels)"
+    for item in value.values() if type(value) is dict else value:
+        kind = type(item)
+        if kind is str or item is None:
+            continue
+        if kind is dict or kind is list:
+            reason = _unfit(item, depth + 1)
+            if reason:
+                return reason
+        elif abs(item) > _MAX_NUMBER:
+            return f"a number is out of range (at most {_MAX_NUMBER} either way)"
     return ""
 
 
@@ -158,10 +159,10 @@ def check_arguments(signature: Signature, arguments: dict[str, Any]) -> dict[str
     ``null`` for an argument that is not required means "not given". Integral floats become integers where
     the schema says integer.
     """
-    unknown = [name for name in arguments if name not in signature.arguments]
-    if unknown:
-        known = _quoted(sorted(signature.arguments)) or "none"
-        return f"{signature.name}: unknown argument '{unknown[0][:60]}'; arguments: {known}"
+    for name in arguments:
+        if name not in signature.arguments:
+            known = _quoted(sorted(signature.arguments)) or "none"
+            return f"{signature.name}: unknown argument '{name[:60]}'; arguments: {known}"
     if None in arguments.values():
         arguments = {k: v for k, v in arguments.items() if v is not None or k in signature.required}
     for name in signature.required:

@@ -1,8 +1,8 @@
 """Gates of DESIGN.md §7: every task proves itself before it ships, with no model.
 
-1 replay · 2 noop · 3 write_dropped · 4 mutants · 6 knowable · 8 leak · 9 duplicate. Gate 1 runs in fresh
-processes for a whole bundle at once (`envgen.synthesis.replay`), gate 9 looks at all tasks of a bundle; the
-others run here on one task, on the real functions and the real grader.
+1 replay · 2 noop · 3 write_dropped · 4 mutants · 5 equivalents · 6 knowable · 8 leak · 9 duplicate. Gate 1
+runs in fresh processes for a whole bundle at once (`envgen.synthesis.replay`), gate 9 looks at all tasks of a
+bundle; the others run here on one task, on the real functions and the real grader.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from envgen.errors import TaskError
 from envgen.store import Bundle
 from envgen.synthesis.catalog import build_catalog
+from envgen.synthesis.equivalents import Equivalents
 from envgen.synthesis.knowledge import check_knowable, says
 from envgen.synthesis.mutants import MUTANTS, MutantMaker
 from envgen.synthesis.replay import Replayed, replay_bundle, replay_fresh
@@ -31,6 +32,7 @@ class Prover(Runner):
     def __init__(self, bench: Workbench) -> None:
         super().__init__(bench)
         self._maker = MutantMaker(self)
+        self.equivalents = Equivalents(bench)
         names = [t.name for t in bench.catalog.draft.tools if _is_technical(t.name)]
         pattern = "|".join(rf"(?<!\w){re.escape(n)}(?!\w)" for n in names)
         self._tool_names = re.compile(pattern) if names else None
@@ -38,8 +40,14 @@ class Prover(Runner):
     def gates(self, task: Task) -> list[GateResult]:
         """All gates of one task alone (so neither replay nor duplicate), cheapest first; stops after the
         first that fails."""
+        try:
+            self.grader(task)
+        except TaskError as error:  # criteria that doing nothing would meet, or that cannot be judged
+            return [GateResult(gate="noop", passed=False, detail=str(error))]
         results: list[GateResult] = []
-        for gate in (self.leak, self.knowable, self.noop, self.write_dropped, self.mutants):
+        for gate in (
+            self.leak, self.knowable, self.noop, self.write_dropped, self.equivalents.gate, self.mutants,
+        ):  # fmt: skip
             results.append(gate(task))
             if not results[-1].passed:
                 break
@@ -53,7 +61,7 @@ class Prover(Runner):
             if s.kind == "call" and not self.catalog.semantics[s.tool].writes_state
         ]
         for name, calls in (("nothing", list[Write]()), ("only reading", reads)):
-            if self.accepts(task, self.play(task, calls)):
+            if self.accepts(task, self.play(task, calls), silent=not self.writes(task)):
                 return GateResult(gate="noop", passed=False, tried=2, detail=f"doing {name} is accepted")
         return GateResult(gate="noop", passed=True, tried=2)
 
@@ -64,12 +72,12 @@ class Prover(Runner):
             if self.accepts(task, self.play(task, writes[:index] + writes[index + 1 :])):
                 detail = f"without write {index} ({write.tool}) the state is still accepted"
                 return GateResult(gate="write_dropped", passed=False, tried=len(writes), detail=detail)
-        passed = bool(writes)
+        passed = bool(writes or task.answers)
         return GateResult(
             gate="write_dropped",
             passed=passed,
             tried=len(writes),
-            detail="" if passed else "the task writes nothing",
+            detail="" if passed else "the task writes nothing and asks for no answer",
         )
 
     def mutants(self, task: Task) -> GateResult:

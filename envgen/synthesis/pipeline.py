@@ -279,6 +279,13 @@ class _TaskSampler:
             self.reasons[str(error)] += 1
             return None
         self.sampled += 1
+        try:
+            settled = self.prover.equivalents.settle(sample.task)
+        except TaskError as error:
+            self.dropped["equivalents"] += 1
+            self.reasons[f"equivalents: {error}"] += 1
+            return None
+        sample = replace(sample, task=settled.task)
         if sample.task.difficulty > self.max_difficulty:
             self.dropped["difficulty"] += 1
             return None

@@ -17,7 +17,7 @@ from pathlib import Path
 import orjson
 
 import envgen
-from envgen.errors import EnvgenError
+from envgen.errors import EnvgenError, TaskError
 from envgen.runtime.env import open_env
 from envgen.store import Bundle, load_bundle, write_bundle
 from envgen.types import EnvLimits, Message, StopReason, Task, ToolCall
@@ -35,8 +35,12 @@ Replayed = dict[str, tuple[str, bool]]
 
 
 def replay_task(bundle: Bundle, task: Task) -> tuple[str, bool]:
-    """Play a task's reference through an Env: a digest of everything that came back, and the verdict."""
-    env = open_env(bundle, task, seed=0, limits=LIMITS)
+    """Play a task's reference through an Env: a digest of everything that came back, and the verdict. A task
+    whose criteria cannot be judged is not accepted."""
+    try:
+        env = open_env(bundle, task, seed=0, limits=LIMITS)
+    except TaskError as error:
+        return str(error), False
     digest = hashlib.sha256()
     for message in env.start():
         digest.update(message.content.encode())

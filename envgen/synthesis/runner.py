@@ -10,11 +10,11 @@ import orjson
 
 from envgen.errors import TaskError
 from envgen.runtime.context import ToolContext
-from envgen.runtime.grader import grader_of
+from envgen.runtime.grader import Grader, grader_of
 from envgen.runtime.state import State
 from envgen.runtime.tools import call_tool
 from envgen.synthesis.tasks import Workbench
-from envgen.types import Task
+from envgen.types import Message, Task
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,8 @@ class Runner:
         self.catalog = bench.catalog
         self.schema = bench.catalog.schema
         self._names = [c.name for c in self.schema.collections]
+        self._plain: dict[str, tuple[Task, Task]] = {}
+        """The last task with constraints, and the same without."""
 
     def play(self, task: Task, writes: Sequence[Write]) -> State:
         """The state after some calls; a refused call changes nothing."""
@@ -42,9 +44,22 @@ class Runner:
             call_tool(self.bench.tools, self.bench.table, state, context, write.tool, write.arguments)
         return state
 
-    def accepts(self, task: Task, state: State) -> bool:
-        """The grader's verdict on a state."""
-        return grader_of(task, self.schema).accepts(state.delta())
+    def accepts(self, task: Task, state: State, *, silent: bool = False) -> bool:
+        """The grader's verdict on a state, after the reference's closing message (``silent``: after none).
+
+        Trace constraints are left to gate 1, which plays whole conversations.
+        """
+        closing = () if silent else (Message(role="assistant", content=task.closing),)
+        return self.grader(task).accepts(state.delta(), closing)
+
+    def grader(self, task: Task) -> Grader:
+        """The grader of states and answers of a task. Raises TaskError for criteria that cannot be judged."""
+        if task.constraints:
+            known = self._plain.get(task.id)
+            if known is None or known[0] is not task:
+                self._plain = {task.id: (task, task.model_copy(update={"constraints": ()}))}
+            task = self._plain[task.id][1]
+        return grader_of(task, self.schema)
 
     def outputs(self, task: Task) -> list[Any]:
         """Results of the reference, one for each step (None for a question). Raises TaskError when a call

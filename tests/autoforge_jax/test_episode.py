@@ -162,6 +162,7 @@ def test_the_reference_of_every_task_succeeds() -> None:
         assert (trajectory.reward, trajectory.success, trajectory.valid) == (1.0, True, True)
         assert trajectory.stop_reason is StopReason.USER_DONE
         assert [turn.action for turn in trajectory.turns] == reference_actions(task)
+        assert trajectory.partial_credit == 1.0
         assert (trajectory.pattern, trajectory.difficulty) == (task.pattern, task.difficulty)
         assert trajectory.tool_calls == sum(step.kind == "call" for step in task.reference)
         assert trajectory.tool_errors == trajectory.malformed_calls == 0
@@ -177,6 +178,7 @@ def test_a_reference_that_does_not_succeed_is_an_error() -> None:
 def test_doing_nothing_fails_and_says_what_differs() -> None:
     (trajectory,) = run(script_of("Done."), jobs(1)[:1])
     assert (trajectory.reward, trajectory.success, trajectory.excluded) == (0.0, False, "")
+    assert trajectory.partial_credit == 0.0 and trajectory.violations == ()
     assert [(d.collection, d.key, d.field, d.expected) for d in trajectory.differences] == [
         ("notes", "N11", "priority", 5)
     ]

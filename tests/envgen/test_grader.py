@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envgen.errors import TaskError
-from envgen.runtime.grader import Grader, delta_of, grade
+from envgen.runtime.grader import Grader, grade
+from envgen.runtime.sides import delta_of
 from envgen.runtime.state import State
 from envgen.types import Blueprint, Collection, FieldDifference, StateData, StateField, StateSchema, Task
 

@@ -54,4 +54,4 @@ def test_a_bundle_is_played_through_the_interface_alone(tmp_path: Path) -> None:
     assert not result.done
     end = env.step(interface.Message(role="assistant", content="Done."))
     assert end.stop_reason is interface.StopReason.USER_DONE
-    assert env.verdict() == interface.Verdict(success=True)
+    assert env.verdict() == interface.Verdict(success=True, partial_credit=1.0)
