@@ -11,6 +11,7 @@ Names listed in ``__all__`` are pinned by a test.
 
 from envgen.errors import BundleError, DocumentError, EnvgenError, RefusedDocument, TaskError, ToolError
 from envgen.runtime.env import Env, open_env
+from envgen.runtime.failures import ToolFailures, ToolFailureSettings
 from envgen.store import Bundle, load_bundle, write_bundle
 from envgen.synthesis.pipeline import synthesize
 from envgen.types import (
@@ -27,8 +28,22 @@ from envgen.types import (
     UserFact,
     Verdict,
 )
+from envgen.users.measure import JudgedEpisode, KindRow, false_alarm_rate, judge_rows, measure_judge
+from envgen.users.port import (
+    FAULT_KINDS,
+    NO_ERROR,
+    FaultKind,
+    User,
+    UserError,
+    UserErrorHook,
+    UserReply,
+    UserVerdict,
+)
+from envgen.users.settings import JudgeSettings, UserMaker, UserSettings, make_judge, user_maker
 
 __all__ = [
+    "FAULT_KINDS",
+    "NO_ERROR",
     "AgentTool",
     "Bundle",
     "BundleError",
@@ -36,7 +51,11 @@ __all__ = [
     "Env",
     "EnvLimits",
     "EnvgenError",
+    "FaultKind",
     "FieldDifference",
+    "JudgeSettings",
+    "JudgedEpisode",
+    "KindRow",
     "Message",
     "ReferenceStep",
     "RefusedDocument",
@@ -47,10 +66,24 @@ __all__ = [
     "TaskError",
     "ToolCall",
     "ToolError",
+    "ToolFailureSettings",
+    "ToolFailures",
+    "User",
+    "UserError",
+    "UserErrorHook",
     "UserFact",
+    "UserMaker",
+    "UserReply",
+    "UserSettings",
+    "UserVerdict",
     "Verdict",
+    "false_alarm_rate",
+    "judge_rows",
     "load_bundle",
+    "make_judge",
+    "measure_judge",
     "open_env",
     "synthesize",
+    "user_maker",
     "write_bundle",
 ]

@@ -573,6 +573,7 @@ class StopReason(enum.StrEnum):
     TIMEOUT = "timeout"  # a deadline passed (set by the rollout)
     POLICY_ERROR = "policy_error"  # the engine failed (set by the rollout)
     ENV_ERROR = "env_error"  # a defect in environment code
+    USER_ERROR = "user_error"  # the simulated user gave up: nothing it could say fits its facts
 
 
 class StepResult(Frozen):
