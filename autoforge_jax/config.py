@@ -15,6 +15,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from autoforge_jax.errors import ConfigError
+from envgen.interface import JudgeSettings, ToolFailureSettings, UserSettings
 
 
 class Section(BaseModel):
@@ -191,6 +192,8 @@ class RolloutConfig(Section):
     max_tool_errors: int = Field(default=4, ge=1)
     max_turn_tokens: int = Field(default=96, ge=1)
     max_trajectory_tokens: int = Field(default=640, ge=16)
+    user_workers: int = Field(default=16, ge=1)
+    """Episodes that wait for a model user or judge at the same time; 1 where neither is a model."""
 
 
 class ERPOConfig(Section):
@@ -263,6 +266,12 @@ class Config(Section):
     batch: BatchConfig = BatchConfig()
     sft: SFTConfig = SFTConfig()
     rollout: RolloutConfig = RolloutConfig()
+    user: UserSettings = UserSettings()
+    """Who speaks as the user."""
+    judge: JudgeSettings = JudgeSettings()
+    """Who reads finished transcripts for user errors (MEU, METHOD.md §4)."""
+    tool_failures: ToolFailureSettings = ToolFailureSettings()
+    """Tools that fail now and then, on purpose."""
     erpo: ERPOConfig = ERPOConfig()
     evaluation: EvalConfig = EvalConfig()
     sampled_evaluation: EvalConfig = EvalConfig(temperature=1.0, attempts=4, k=(1, 2, 4))

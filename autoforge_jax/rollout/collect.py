@@ -15,8 +15,9 @@ from dataclasses import dataclass
 
 from autoforge_jax.config import ERPOConfig, RolloutConfig
 from autoforge_jax.errors import ConfigError
+from autoforge_jax.rollout.conditions import Conditions
 from autoforge_jax.rollout.episode import run_episodes
-from autoforge_jax.rollout.jobs import EpisodeJob, EpisodeLimits, TaskItem, UserErrorHook, stable_hash
+from autoforge_jax.rollout.jobs import EpisodeJob, EpisodeLimits, TaskItem, stable_hash
 from autoforge_jax.rollout.policy import Policy
 from autoforge_jax.rollout.render import Renderer
 from autoforge_jax.types import SamplingParams, Trajectory, TrajectoryGroup
@@ -48,7 +49,7 @@ def collect(
     *,
     seed: int,
     step: int,
-    user_error_hook: UserErrorHook | None = None,
+    conditions: Conditions | None = None,
     on_done: Callable[[Trajectory], None] | None = None,
 ) -> Collection:
     """Roll out groups of ``erpo.group_size`` for tasks drawn from ``items``.
@@ -85,7 +86,7 @@ def collect(
             sampling=sampling,
             limits=EpisodeLimits.of(rollout),
             slots=rollout.slots,
-            user_error_hook=user_error_hook,
+            conditions=conditions,
             on_done=on_done,
         )
         for index, (bundle, task) in enumerate(chosen):

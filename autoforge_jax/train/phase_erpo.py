@@ -90,6 +90,7 @@ def train_erpo(
                     config.rollout,
                     seed=seed,
                     step=step,
+                    conditions=assembly.conditions,
                     on_done=on_done,
                 )
             return collected.groups

@@ -102,6 +102,7 @@ def warm_start(
                 assembly.renderer,
                 name="train_tasks",
                 seed=seed,
+                conditions=assembly.conditions,
             )
         return report.success
 
