@@ -9,6 +9,7 @@ parent with ``extends = "other.toml"`` (relative to the file). The resolved tree
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -299,6 +300,18 @@ class Config(Section):
         return self
 
 
+def load_tree(path: Path) -> dict[str, Any]:
+    """A TOML file as a tree, with the parents that it `extends`. Raises ConfigError."""
+    return _read_tree(path)
+
+
+def apply_overrides(tree: dict[str, Any], overrides: Sequence[str]) -> None:
+    """Set ``key.path=value`` overrides in a tree (TOML values; a bare word is a string)."""
+    for text in overrides:
+        keys, value = _parse_override(text)
+        _set(tree, keys, value, text)
+
+
 def _read_tree(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
     if path.resolve() in seen:
         raise ConfigError(
@@ -387,9 +400,7 @@ def load_config(path: str | Path, overrides: tuple[str, ...] | list[str] = ()) -
     """Read a TOML file and apply ``key.path=value`` overrides (TOML values; a bare word is a string)."""
     path = Path(path)
     tree = _read_tree(path)
-    for text in overrides:
-        keys, value = _parse_override(text)
-        _set(tree, keys, value, text)
+    apply_overrides(tree, overrides)
     return parse_config(tree, path.name)
 
 

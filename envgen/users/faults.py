@@ -160,7 +160,8 @@ class FaultInjectedUser:
 
     def _spoil_fact(self, reply: UserReply, told: list[UserFact], fact: UserFact, other: Any) -> UserReply:
         if self.kind == "missing_fact":
-            kept = [f.sentence for f in told if f is not fact and f.stated == fact.stated]
+            # Leaving out what stands in the opening is no fault; denying it is.
+            kept = [] if fact.stated else [f.sentence for f in told if f is not fact and not f.stated]
             text = " ".join(kept) or self._choose("refuse")
             self._note(reply.text, text)
             return UserReply(text)
@@ -207,12 +208,14 @@ class FaultInjectedUser:
         return self._choose("demand_plain").format(noun=noun)
 
     def _like(self, name: str) -> list[str]:
-        """Other values of the field(s) that hold ``name`` somewhere in the state: what it could be mistaken
-        for."""
+        """Other texts at the place(s) of the state that hold ``name``: what it could be mistaken for."""
         found: list[str] = []
         for rows in self._task.initial_state.values():
-            fields = {key for row in rows.values() for key, value in row.items() if value == name}
-            found += [str(row[f]) for row in rows.values() for f in fields if isinstance(row.get(f), str)]
+            held: dict[str, list[str]] = {}
+            for row in rows.values():
+                for path, leaf in _paths(row):
+                    held.setdefault(path, []).append(leaf)
+            found += [leaf for leaves_ in held.values() if name in leaves_ for leaf in leaves_]
         return [value for value in dict.fromkeys(found) if not self._known(value)]
 
     def _known(self, value: Any) -> bool:
@@ -258,7 +261,20 @@ class FaultInjectedUser:
         rows = list(self._task.initial_state.get(collection, {}).values())
         same = [str(row[field]) for row in rows if isinstance(row.get(field), str)]
         options = [v for v in dict.fromkeys(same) if v != text and v.strip() and not self._known(v)]
-        return self._rng.choice(options) if options else f"{text} Two"
+        options = options or self._like(text)
+        return self._rng.choice(options) if options else text[:-1] + ("y" if text.endswith("x") else "x")
+
+
+def _paths(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """The texts of a JSON value with where they stand; places in lists are one place."""
+    if isinstance(value, str):
+        yield path, value
+    elif isinstance(value, dict):
+        for name, inner in cast("dict[str, Any]", value).items():
+            yield from _paths(inner, f"{path}.{name}")
+    elif isinstance(value, list):
+        for inner in cast("list[Any]", value):
+            yield from _paths(inner, path)
 
 
 def _texts(rows: list[Record]) -> list[str]:

@@ -25,7 +25,7 @@ from envgen.users.speech import Entity, entities, fold, leaves, says_value
 
 _SENTENCE = re.compile(r"(?<=[.!?])\s+")
 _DEMAND = re.compile(
-    r"(?:^|[,:;] |\b(?:please|also|too|and|then|you to|(?:want|like|need) to|you|besides|moreover)[,:]? )"
+    r"(?:^|[.!?,:;] |\b(?:please|also|too|and|then|you to|(?:want|like|need) to|you|besides|moreover)[,:]? )"
     r"(?:add|book|buy|cancel|change|clear|close|create|delete|discard|drop|erase|get rid of|insert|mark|move|"
     r"open|order|place|publish|register|remove|rename|reserve|reset|schedule|send|set|start|update|write)\b",
     re.IGNORECASE,
@@ -206,7 +206,8 @@ class _Reading:
         ignorant = _IGNORANCE.search(turn.text) is not None
         hidden = [fact for fact in lacking if fact.name not in self._told]
         # What was told before need not be said again, but it may not be denied or told otherwise.
-        if not hidden and not (lacking and (ignorant or strange) and len(lacking) == len(asked)):
+        denied = ignorant or bool(strange) or any(_bool_turned(turn.text, fact) for fact in lacking)
+        if not hidden and not (lacking and denied and len(lacking) == len(asked)):
             return None
         fact = (hidden or lacking)[0]
         if strange or _bool_turned(turn.text, fact):
@@ -238,14 +239,19 @@ class _Reading:
         corrects = _CORRECTION.search(sentence) is not None
         for fact in named:
             if isinstance(fact.value, bool):
-                if _bool_turned(sentence, fact) and (corrects or not says_value(sentence, fact.value)):
+                same = [f for f in named if f.ask_words == fact.ask_words]
+                if all(_bool_turned(sentence, f) for f in same) and not self._quotes(sentence):
                     return _fault("contradiction", index, f"{sentence!r}, but {_knows(fact)}")
-            elif corrects or (entities(sentence) and fold(sentence) not in fold(self._task.instruction)):
+            elif corrects or (entities(sentence) and not self._quotes(sentence)):
                 if index == 0 and not corrects and self._covered(sentence):
                     continue  # the instruction in other words: its names are checked one by one
                 kind: FaultKind = "contradiction" if corrects or fact.name in self._told else "wrong_value"
                 return _fault(kind, index, f"{sentence!r}, but {_knows(fact)}")
         return None
+
+    def _quotes(self, sentence: str) -> bool:
+        """True when the sentence stands in the instruction as it is."""
+        return fold(sentence) in fold(self._task.instruction)
 
     def _demand(self, sentence: str, index: int) -> UserVerdict | None:
         """A sentence that wants something done which the instruction does not."""
