@@ -80,8 +80,8 @@ def meu_table(episodes: Sequence[JudgedEpisode], config: Config) -> str:
         [
             *lines,
             "",
-            f"user {config.user.kind}, judge {config.judge.kind}; false alarms {alarms} of {clean} clean runs "
-            f"({_percent(alarms, clean)}, 95 % {low:.1%} to {high:.1%}); unjudged {unjudged}",
+            f"user {config.user.kind}, judge {config.judge.kind}; false alarms {alarms} of {clean} clean "
+            f"runs ({_percent(alarms, clean)}, 95 % {low:.1%} to {high:.1%}); unjudged {unjudged}",
         ]
     )
 

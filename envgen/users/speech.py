@@ -128,16 +128,16 @@ def spoken_value(fact: UserFact) -> str | None:
     scalars = [str(v).lower() if isinstance(v, bool) else str(v) for v in leaves(fact.value)]
     if not scalars or not fact.ask_words:
         return None
-    starts: list[int] = []
-    end = 0
+    spans: list[tuple[int, int]] = []
     for scalar in scalars:
-        at = fact.sentence.find(scalar, end)
-        if at < 0:
+        after = spans[-1][1] if spans else 0
+        plain = re.escape(scalar)
+        # Quotes tell a short text from a part of the words around it.
+        found = re.compile(f'"{plain}"').search(fact.sentence, after) or re.compile(
+            rf"(?<!\w){plain}(?!\w)"
+        ).search(fact.sentence, after)
+        if found is None:
             return None
-        starts.append(at)
-        end = at + len(scalar)
-    start = starts[0]
-    if fact.sentence[start - 1 : start] == '"' and fact.sentence[end : end + 1] == '"':
-        return fact.sentence[start - 1 : end + 1]
+        spans.append(found.span())
     # Objects name their members before the first value; those words belong to it too.
-    return None if isinstance(fact.value, dict) else fact.sentence[start:end]
+    return None if isinstance(fact.value, dict) else fact.sentence[spans[0][0] : spans[-1][1]]
