@@ -163,6 +163,9 @@ def meu_eval(
     tasks: Annotated[int, typer.Option(min=0, help="First tasks of each bundle; 0 = all.")] = 0,
     kind: Annotated[list[str] | None, typer.Option(help="A fault kind; repeatable. All without.")] = None,
     seed: Annotated[int, typer.Option(help="Same bundles and seed: same episodes.")] = 0,
+    sentences: Annotated[
+        Path | None, typer.Option(help="JSON file with other words for the mistakes.")
+    ] = None,
     episodes: Annotated[Path | None, typer.Option(help="Write every judged episode to this file.")] = None,
 ) -> None:
     """Measure the judge of users (MEU): precision and recall against injected faults, by fault kind.
@@ -173,7 +176,7 @@ def meu_eval(
         from autoforge_jax.train.meu_eval import measure, meu_config, meu_table, write_episodes
 
         chosen = meu_config(config, overrides or [])
-        judged = measure(bundles, chosen, tasks=tasks, kinds=kind or [], seed=seed)
+        judged = measure(bundles, chosen, tasks=tasks, kinds=kind or [], seed=seed, sentences=sentences)
         if episodes is not None:
             write_episodes(judged, episodes)
         print(meu_table(judged, chosen))

@@ -28,6 +28,7 @@ from envgen.types import (
     UserFact,
     Verdict,
 )
+from envgen.users.faults import read_sentences
 from envgen.users.measure import JudgedEpisode, KindRow, false_alarm_rate, judge_rows, measure_judge
 from envgen.users.port import (
     FAULT_KINDS,
@@ -83,6 +84,7 @@ __all__ = [
     "make_judge",
     "measure_judge",
     "open_env",
+    "read_sentences",
     "synthesize",
     "user_maker",
     "write_bundle",

@@ -24,6 +24,7 @@ from envgen.interface import (
     load_bundle,
     make_judge,
     measure_judge,
+    read_sentences,
     user_maker,
 )
 
@@ -44,10 +45,17 @@ def meu_config(path: Path | None, overrides: Sequence[str]) -> Config:
 
 
 def measure(
-    bundles: Sequence[Path], config: Config, *, tasks: int = 0, kinds: Sequence[str] = (), seed: int = 0
+    bundles: Sequence[Path],
+    config: Config,
+    *,
+    tasks: int = 0,
+    kinds: Sequence[str] = (),
+    seed: int = 0,
+    sentences: Path | None = None,
 ) -> list[JudgedEpisode]:
     """Judged episodes of the bundles' tasks (the first ``tasks`` of each; 0 = all).
 
+    ``sentences``: a JSON file that words the mistakes in the place of the shipped sentences.
     Raises ConfigError for an unknown kind, envgen's errors for a bundle or server that cannot be used.
     """
     unknown = sorted(set(kinds) - set(FAULT_KINDS))
@@ -62,6 +70,7 @@ def measure(
         kinds=[kind for kind in FAULT_KINDS if not kinds or kind in kinds],
         tasks=tasks,
         seed=seed,
+        sentences=None if sentences is None else read_sentences(sentences),
     )
 
 

@@ -10,16 +10,19 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, timedelta
 from functools import cache
 from importlib import resources
+from pathlib import Path
 from typing import Any, cast
+
+from pydantic import TypeAdapter, ValidationError
 
 from envgen.runtime.context import mix
 from envgen.types import Record, Task, UserFact
-from envgen.users.port import FAULT_KINDS, FaultKind, User, UserReply
+from envgen.users.port import FAULT_KINDS, FaultKind, User, UserError, UserReply
 from envgen.users.scripted import asks_for
 from envgen.users.speech import leaves, says_value
 
@@ -37,21 +40,50 @@ class InjectedFault:
     """What it said instead, or in addition."""
 
 
+Sentences = Mapping[str, Sequence[str]]
+"""What mistakes are worded with: kind of sentence -> templates (data/faults.json)."""
+
+
 @cache
-def _sentences() -> dict[str, list[str]]:
+def shipped_sentences() -> Sentences:
+    """The sentences that ship with the package."""
     text = resources.files("envgen.users").joinpath("data/faults.json").read_text(encoding="utf-8")
-    loaded: dict[str, list[str]] = json.loads(text)
+    loaded: Sentences = json.loads(text)
+    return loaded
+
+
+def read_sentences(path: Path) -> Sentences:
+    """Sentences of one's own, in a JSON file like the shipped one. Raises UserError when it is not."""
+    try:
+        loaded = TypeAdapter(dict[str, list[str]]).validate_json(path.read_bytes())
+    except (OSError, ValidationError) as error:
+        raise UserError(f"{path}: got {error}, expected an object of lists of sentences") from error
+    missing = sorted(name for name in shipped_sentences() if not loaded.get(name))
+    if missing:
+        raise UserError(f"{path}: no sentences for {', '.join(missing)}; give at least one of each")
     return loaded
 
 
 class FaultInjectedUser:
-    """``inner`` with one mistake of ``kind``. Raises ValueError for an unknown kind."""
+    """``inner`` with one mistake of ``kind``, worded with ``sentences`` (the shipped ones when left out).
 
-    def __init__(self, inner: User, task: Task, kind: FaultKind, *, seed: int = 0) -> None:
+    Raises ValueError for an unknown kind.
+    """
+
+    def __init__(
+        self,
+        inner: User,
+        task: Task,
+        kind: FaultKind,
+        *,
+        seed: int = 0,
+        sentences: Sentences | None = None,
+    ) -> None:
         if kind not in FAULT_KINDS:
             raise ValueError(f"got fault kind {kind!r}, expected one of {', '.join(FAULT_KINDS)}")
         self.kind: FaultKind = kind
         self.injected: InjectedFault | None = None
+        self._sentences = shipped_sentences() if sentences is None else sentences
         self._inner = inner
         self._task = task
         self._rng = random.Random(mix(task.seed, seed, FAULT_KINDS.index(kind)))
@@ -189,7 +221,7 @@ class FaultInjectedUser:
         self.injected = InjectedFault(self.kind, self._said, true, said)
 
     def _choose(self, kind: str) -> str:
-        return self._rng.choice(_sentences()[kind])
+        return self._rng.choice(self._sentences[kind])
 
     def _contradiction(self, fact: UserFact, other: Any) -> str:
         said = " and ".join(f'"{v}"' if isinstance(v, str) else str(v).lower() for v in leaves(other))

@@ -18,7 +18,7 @@ from envgen.runtime.context import mix
 from envgen.runtime.env import open_env
 from envgen.store import Bundle
 from envgen.types import EnvLimits, Message, StopReason, Task, ToolCall
-from envgen.users.faults import FaultInjectedUser, InjectedFault
+from envgen.users.faults import FaultInjectedUser, InjectedFault, Sentences
 from envgen.users.port import FAULT_KINDS, FaultKind, UserErrorHook, UserVerdict
 from envgen.users.settings import UserMaker
 
@@ -115,9 +115,13 @@ def measure_judge(
     kinds: Sequence[FaultKind] = FAULT_KINDS,
     tasks: int = 0,
     seed: int = 0,
+    sentences: Sentences | None = None,
     on_done: Callable[[JudgedEpisode], None] | None = None,
 ) -> list[JudgedEpisode]:
-    """Play and judge every task (the first ``tasks`` of a bundle; 0 = all) once per kind and once without."""
+    """Play and judge every task (the first ``tasks`` of a bundle; 0 = all) once per kind and once without.
+
+    ``sentences`` word the mistakes; the shipped ones when left out.
+    """
     done: list[JudgedEpisode] = []
     for bundle in bundles:
         chosen = bundle.tasks[:tasks] if tasks else bundle.tasks
@@ -125,7 +129,7 @@ def measure_judge(
             for number, kind in enumerate(kinds):
                 # The clean twin: the same words of the user, the same agent.
                 for wanted in (kind, None):
-                    episode = _play(bundle, task, judge, make_user, wanted, mix(seed, number))
+                    episode = _play(bundle, task, judge, make_user, wanted, mix(seed, number), sentences)
                     done.append(episode)
                     if on_done is not None:
                         on_done(episode)
@@ -139,9 +143,10 @@ def _play(
     make_user: UserMaker,
     wanted: FaultKind | None,
     seed: int,
+    sentences: Sentences | None,
 ) -> JudgedEpisode:
     user = make_user(task, seed)
-    faulty = None if wanted is None else FaultInjectedUser(user, task, wanted, seed=seed)
+    faulty = None if wanted is None else FaultInjectedUser(user, task, wanted, seed=seed, sentences=sentences)
     env = open_env(bundle, task, limits=_LIMITS, user_error_hook=judge, user=faulty or user)
     env.start()
     for action in asking_actions(task, seed):

@@ -8,7 +8,8 @@ transcript was made:
 - an answer holds the facts that were asked for, or agrees to a question that holds them;
 - no answer names a thing that neither the intent, the facts, the agent nor a tool named before;
 - a sentence that speaks of a fact's field gives that fact's value;
-- no answer says nothing, starts over, takes the request back, or adds a demand;
+- no answer says nothing, starts over, takes the request back, adds a demand, or speaks of anything that is
+  neither in the intent, the facts, the question nor small talk (data/talk.json);
 - a conversation that the user ended has no question left that the user could have answered.
 """
 
@@ -19,11 +20,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from envgen.types import Message, Task, UserFact
+from envgen.users.known import Known, sentences_of, small_talk, stem
 from envgen.users.port import NO_ERROR, FaultKind, UserVerdict
 from envgen.users.scripted import asks_for, words_of
 from envgen.users.speech import Entity, entities, fold, leaves, says_value
 
-_SENTENCE = re.compile(r"(?<=[.!?])\s+")
 _DEMAND = re.compile(
     r"(?:^|[.!?,:;] |\b(?:please|also|too|and|then|you to|(?:want|like|need) to|you|besides|moreover)[,:]? )"
     r"(?:add|book|buy|cancel|change|clear|close|create|delete|discard|drop|erase|get rid of|insert|mark|move|"
@@ -56,15 +57,6 @@ _FEW_WORDS = 6
 """Openings of fewer words than this are a restart only when said again word for word."""
 _OVERLAP = 0.8
 """Share of the opening's words in a later message above which it starts over."""
-# fmt: off
-_SMALL = frozenset((
-    "a", "an", "the", "of", "for", "to", "in", "on", "at", "by", "with", "and", "or", "as", "is", "are", "be",
-    "it", "its", "this", "that", "i", "me", "my", "we", "our", "you", "your", "please", "also", "then", "so",
-    "do", "would", "like", "need", "want", "could", "can", "will", "should", "hello", "hi", "thanks", "thank",
-    "just",
-))
-# fmt: on
-"""Words that carry no demand of their own."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +78,7 @@ class _Reading:
     def __init__(self, task: Task, transcript: Sequence[Message]) -> None:
         self._task = task
         self._transcript = transcript
-        self._known = _Known(task)
+        self._known = Known(task)
         self._told: set[str] = {fact.name for fact in task.facts if fact.stated}
 
     def verdict(self) -> UserVerdict:
@@ -117,7 +109,7 @@ class _Reading:
             return _fault("wrong_value", 0, f"the opening says {strange[0].text!r} and not {missing!r}")
         if missing:
             return _fault("missing_fact", 0, f"the opening does not say {missing!r}")
-        for sentence in _sentences(text):
+        for sentence in sentences_of(text):
             verdict = self._assertion(sentence, 0) or self._demand(sentence, 0)
             if verdict is not None:
                 return verdict
@@ -163,7 +155,7 @@ class _Reading:
             return _fault("silence", turn.index, f"the user says {turn.text!r}")
         if self._restarts(turn):
             return _fault("restart", turn.index, "the user states the request again, unasked")
-        sentences = _sentences(turn.text)
+        sentences = sentences_of(turn.text)
         asked = self._asked(turn.asked)
         strange = [
             e for e in entities(turn.text) if not self._known.knows(e) and e.text not in fold(turn.asked)
@@ -176,7 +168,11 @@ class _Reading:
             return verdict
         self._told |= {fact.name for fact in self._task.facts if says_value(turn.text, fact.value)}
         for sentence in sentences:
-            verdict = self._assertion(sentence, turn.index) or self._demand(sentence, turn.index)
+            verdict = (
+                self._assertion(sentence, turn.index)
+                or self._demand(sentence, turn.index)
+                or (None if strange else self._aside(sentence, turn, asked))
+            )
             if verdict is not None:
                 return verdict
         if strange:
@@ -270,7 +266,39 @@ class _Reading:
 
     def _covered(self, sentence: str) -> bool:
         """True when the sentence has no word of weight that the instruction does not have."""
-        return all(word in self._known.words for word in words_of(sentence) if word not in _SMALL)
+        return all(word in self._known.words for word in words_of(sentence) if word not in small_talk())
+
+    def _new_words(self, sentence: str, asked: str = "") -> list[str]:
+        """Words of weight that come from nowhere: not from intent, facts, question or small talk."""
+        around = {stem(word) for word in words_of(asked)} | self._known.stems
+        return [w for w in words_of(sentence) if stem(w) not in around and w not in small_talk()]
+
+    def _names_known(self, sentence: str) -> bool:
+        return any(self._known.knows(entity) for entity in entities(sentence)) or any(
+            says_value(sentence, fact.value) for fact in self._task.facts if not isinstance(fact.value, bool)
+        )
+
+    def _addition(self, text: str) -> UserVerdict | None:
+        """A sentence more than the instruction has, about something else."""
+        said = [s for s in sentences_of(text) if any(w not in small_talk() for w in words_of(s))]
+        if len(said) <= len(sentences_of(self._task.instruction)):
+            return None
+        for sentence in said:
+            if not self._quotes(sentence) and not self._names_known(sentence) and self._new_words(sentence):
+                return _fault("invented_demand", 0, f"{sentence!r} is no part of the intent")
+        return None
+
+    def _aside(self, sentence: str, turn: _Turn, asked: list[UserFact]) -> UserVerdict | None:
+        """A sentence about something that neither intent, facts nor question hold: users speak of their facts
+        only."""
+        new = [] if self._names_known(sentence) else self._new_words(sentence, turn.asked)
+        if not new:
+            return None
+        lacking = [fact for fact in asked if not says_value(turn.text, fact.value)]
+        if lacking and len(lacking) == len(asked):
+            reason = f"asked for the {_name(lacking[0])}: says {sentence!r}, but {_knows(lacking[0])}"
+            return _fault("missing_fact", turn.index, reason)
+        return _fault("invented_demand", turn.index, f"{sentence!r} speaks of {new[0]!r}, unknown to it")
 
     # ---------------------------------------------------------------------------------------- the ending
     def _ending(self) -> UserVerdict | None:
@@ -292,31 +320,6 @@ class _Reading:
         if not before:
             return _fault("early_stop", at, "the user leaves when it is asked for the first time")
         return None
-
-
-class _Known:
-    """What a user may speak of: the instruction and the facts."""
-
-    def __init__(self, task: Task) -> None:
-        self.instruction = entities(task.instruction)
-        said = [task.instruction, *(fact.sentence for fact in task.facts)]
-        self._text = "  ".join(fold(text) for text in said)
-        self._entities = {e.text for text in said for e in entities(text)}
-        self._entities |= {fold(str(leaf)) for fact in task.facts for leaf in leaves(fact.value)}
-        self._facts = task.facts
-        self.words = frozenset(words_of(task.instruction))
-
-    def knows(self, entity: Entity) -> bool:
-        """True when the entity stands in the intent or the facts, in any wording."""
-        if entity.text in self._entities:
-            return True
-        if entity.kind == "number":
-            return any(says_value(entity.text, leaf) for f in self._facts for leaf in leaves(f.value))
-        return re.search(rf"(?<!\w){re.escape(entity.text)}(?!\w)", self._text) is not None
-
-
-def _sentences(text: str) -> list[str]:
-    return [part for part in _SENTENCE.split(text.strip()) if part]
 
 
 def _times(text: str, part: str) -> int:

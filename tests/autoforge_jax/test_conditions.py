@@ -9,6 +9,7 @@ import pytest
 
 from autoforge_jax.config import ERPOConfig, RolloutConfig, parse_config
 from autoforge_jax.data.advantages import compute_advantages
+from autoforge_jax.data.samples import samples_from_groups
 from autoforge_jax.errors import ConfigError
 from autoforge_jax.rollout.collect import collect
 from autoforge_jax.rollout.conditions import Conditions

@@ -50,6 +50,7 @@ PINNED = {
     "make_judge",
     "measure_judge",
     "open_env",
+    "read_sentences",
     "synthesize",
     "user_maker",
     "write_bundle",
