@@ -6,6 +6,7 @@ needs them.
     autoforge train CONFIG    ERPO from the run's warm-start checkpoint
     autoforge eval CONFIG     evaluate the run's newest checkpoint
     autoforge report RUN_DIR  write RUN_DIR/report.html again
+    autoforge meu-eval BUNDLE…  precision and recall of the judge of users on injected faults
     autoforge doctor          what this machine offers
 
 Exit codes: 0 done; 2 a wrong config, file or run directory (``error: …`` lines on stderr, no traceback); 130
@@ -148,6 +149,37 @@ def study(
         from autoforge_jax.train.study import study_table
 
         print(study_table(run_dirs))
+
+
+@app.command(name="meu-eval")
+def meu_eval(
+    bundles: Annotated[
+        list[Path], typer.Argument(metavar="BUNDLE...", help="Folders written by envgen synth.")
+    ],
+    config: Annotated[
+        Path | None, typer.Option(help="A config whose [user] and [judge] are measured.")
+    ] = None,
+    overrides: Overrides = None,
+    tasks: Annotated[int, typer.Option(min=0, help="First tasks of each bundle; 0 = all.")] = 0,
+    kind: Annotated[list[str] | None, typer.Option(help="A fault kind; repeatable. All without.")] = None,
+    seed: Annotated[int, typer.Option(help="Same bundles and seed: same episodes.")] = 0,
+    sentences: Annotated[
+        Path | None, typer.Option(help="JSON file with other words for the mistakes.")
+    ] = None,
+    episodes: Annotated[Path | None, typer.Option(help="Write every judged episode to this file.")] = None,
+) -> None:
+    """Measure the judge of users (MEU): precision and recall against injected faults, by fault kind.
+
+    Without --config: the scripted user in varied wording, judged by the rules.
+    """
+    with user_errors():
+        from autoforge_jax.train.meu_eval import measure, meu_config, meu_table, write_episodes
+
+        chosen = meu_config(config, overrides or [])
+        judged = measure(bundles, chosen, tasks=tasks, kinds=kind or [], seed=seed, sentences=sentences)
+        if episodes is not None:
+            write_episodes(judged, episodes)
+        print(meu_table(judged, chosen))
 
 
 @app.command()

@@ -9,12 +9,14 @@ parent with ``extends = "other.toml"`` (relative to the file). The resolved tree
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from autoforge_jax.errors import ConfigError
+from envgen.interface import JudgeSettings, ToolFailureSettings, UserSettings
 
 
 class Section(BaseModel):
@@ -195,6 +197,8 @@ class RolloutConfig(Section):
     max_tool_errors: int = Field(default=4, ge=1)
     max_turn_tokens: int = Field(default=96, ge=1)
     max_trajectory_tokens: int = Field(default=640, ge=16)
+    user_workers: int = Field(default=16, ge=1)
+    """Episodes that wait for a model user or judge at the same time; 1 where neither is a model."""
 
 
 class ERPOConfig(Section):
@@ -270,6 +274,12 @@ class Config(Section):
     batch: BatchConfig = BatchConfig()
     sft: SFTConfig = SFTConfig()
     rollout: RolloutConfig = RolloutConfig()
+    user: UserSettings = UserSettings()
+    """Who speaks as the user."""
+    judge: JudgeSettings = JudgeSettings()
+    """Who reads finished transcripts for user errors (MEU, METHOD.md §4)."""
+    tool_failures: ToolFailureSettings = ToolFailureSettings()
+    """Tools that fail now and then, on purpose."""
     erpo: ERPOConfig = ERPOConfig()
     evaluation: EvalConfig = EvalConfig()
     sampled_evaluation: EvalConfig = EvalConfig(temperature=1.0, attempts=4, k=(1, 2, 4))
@@ -295,6 +305,18 @@ class Config(Section):
                 f"tasks_per_bundle ({tasks})"
             )
         return self
+
+
+def load_tree(path: Path) -> dict[str, Any]:
+    """A TOML file as a tree, with the parents that it `extends`. Raises ConfigError."""
+    return _read_tree(path)
+
+
+def apply_overrides(tree: dict[str, Any], overrides: Sequence[str]) -> None:
+    """Set ``key.path=value`` overrides in a tree (TOML values; a bare word is a string)."""
+    for text in overrides:
+        keys, value = _parse_override(text)
+        _set(tree, keys, value, text)
 
 
 def _read_tree(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
@@ -385,9 +407,7 @@ def load_config(path: str | Path, overrides: tuple[str, ...] | list[str] = ()) -
     """Read a TOML file and apply ``key.path=value`` overrides (TOML values; a bare word is a string)."""
     path = Path(path)
     tree = _read_tree(path)
-    for text in overrides:
-        keys, value = _parse_override(text)
-        _set(tree, keys, value, text)
+    apply_overrides(tree, overrides)
     return parse_config(tree, path.name)
 
 

@@ -106,6 +106,8 @@ class Trajectory:
     policy_version: int
     user_error: bool = False
     """Set by the user-error hook (MEU): excluded from mean, std, loss and denominators, never scored 0."""
+    user_error_reason: str = ""
+    """Which kind, at which message, who says so and why, when `user_error` is set."""
     excluded: str = ""
     """Why this trajectory may not be learned from (`env_error`, `policy_error`, …); empty when it may."""
     failure: str = ""

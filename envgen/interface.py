@@ -19,6 +19,7 @@ from envgen.errors import (
     ToolError,
 )
 from envgen.runtime.env import Env, open_env
+from envgen.runtime.failures import ToolFailures, ToolFailureSettings
 from envgen.runtime.isolation.capabilities import isolation_report
 from envgen.runtime.isolation.limits import WorkerLimits
 from envgen.store import Bundle, load_bundle, write_bundle
@@ -37,8 +38,23 @@ from envgen.types import (
     UserFact,
     Verdict,
 )
+from envgen.users.faults import read_sentences
+from envgen.users.measure import JudgedEpisode, KindRow, false_alarm_rate, judge_rows, measure_judge
+from envgen.users.port import (
+    FAULT_KINDS,
+    NO_ERROR,
+    FaultKind,
+    User,
+    UserError,
+    UserErrorHook,
+    UserReply,
+    UserVerdict,
+)
+from envgen.users.settings import JudgeSettings, UserMaker, UserSettings, make_judge, user_maker
 
 __all__ = [
+    "FAULT_KINDS",
+    "NO_ERROR",
     "AgentTool",
     "Bundle",
     "BundleError",
@@ -46,8 +62,12 @@ __all__ = [
     "Env",
     "EnvLimits",
     "EnvgenError",
+    "FaultKind",
     "FieldDifference",
     "IsolationError",
+    "JudgeSettings",
+    "JudgedEpisode",
+    "KindRow",
     "Message",
     "ReferenceStep",
     "RefusedDocument",
@@ -58,12 +78,27 @@ __all__ = [
     "TaskError",
     "ToolCall",
     "ToolError",
+    "ToolFailureSettings",
+    "ToolFailures",
+    "User",
+    "UserError",
+    "UserErrorHook",
     "UserFact",
+    "UserMaker",
+    "UserReply",
+    "UserSettings",
+    "UserVerdict",
     "Verdict",
     "WorkerLimits",
+    "false_alarm_rate",
     "isolation_report",
+    "judge_rows",
     "load_bundle",
+    "make_judge",
+    "measure_judge",
     "open_env",
+    "read_sentences",
     "synthesize",
+    "user_maker",
     "write_bundle",
 ]

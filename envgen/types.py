@@ -611,6 +611,7 @@ class StopReason(enum.StrEnum):
         "tool_breach"  # a tool broke another limit (memory, output, a forbidden system call, a crash)
     )
     WORKER_LOST = "worker_lost"  # the isolated worker died, and again when the episode was made anew
+    USER_ERROR = "user_error"  # the simulated user gave up: nothing it could say fits its facts
 
     @property
     def is_environment_fault(self) -> bool:

@@ -16,9 +16,10 @@ from functools import partial
 
 from autoforge_jax.config import BatchConfig, ERPOConfig, RolloutConfig
 from autoforge_jax.errors import ConfigError
+from autoforge_jax.rollout.conditions import Conditions
 from autoforge_jax.rollout.curriculum import SuccessRecord
 from autoforge_jax.rollout.episode import run_episodes
-from autoforge_jax.rollout.jobs import EpisodeJob, EpisodeLimits, TaskItem, UserErrorHook, stable_hash
+from autoforge_jax.rollout.jobs import EpisodeJob, EpisodeLimits, TaskItem, stable_hash
 from autoforge_jax.rollout.policy import Policy
 from autoforge_jax.rollout.render import Renderer
 from autoforge_jax.types import SamplingParams, Trajectory, TrajectoryGroup
@@ -52,7 +53,7 @@ def collect(
     step: int,
     batch: BatchConfig | None = None,
     record: SuccessRecord | None = None,
-    user_error_hook: UserErrorHook | None = None,
+    conditions: Conditions | None = None,
     on_done: Callable[[Trajectory], None] | None = None,
 ) -> Collection:
     """Roll out groups of ``erpo.group_size`` for tasks drawn from ``items``.
@@ -90,7 +91,7 @@ def collect(
             sampling=sampling,
             limits=EpisodeLimits.of(rollout, batch),
             slots=rollout.slots,
-            user_error_hook=user_error_hook,
+            conditions=conditions,
             on_done=on_done,
         )
         for index, (bundle, task) in enumerate(chosen):

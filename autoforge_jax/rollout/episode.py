@@ -10,11 +10,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import TypeVar
 
 from autoforge_jax.config import RenderConfig
 from autoforge_jax.errors import ConfigError, LedgerError, PolicyError, TrainingError
-from autoforge_jax.rollout.jobs import EpisodeJob, EpisodeLimits, TaskItem, UserErrorHook
+from autoforge_jax.rollout.conditions import Conditions
+from autoforge_jax.rollout.jobs import EpisodeJob, EpisodeLimits, TaskItem
 from autoforge_jax.rollout.ledger import TokenLedger, check_trajectory
 from autoforge_jax.rollout.policy import Policy
 from autoforge_jax.rollout.render import Renderer, action_pieces, compact_json, message_pieces, prefix_pieces
@@ -33,6 +36,9 @@ from envgen.interface import (
     open_env,
 )
 
+_In = TypeVar("_In")
+_Out = TypeVar("_Out")
+
 
 class _Episode:
     """One live episode: its Env, its ledger and its turns so far."""
@@ -43,12 +49,12 @@ class _Episode:
         renderer: Renderer,
         sampling: SamplingParams,
         limits: EpisodeLimits,
-        user_error_hook: UserErrorHook | None,
+        conditions: Conditions,
     ) -> None:
         self.job = job
         self._renderer = renderer
         self._limits = limits
-        self._hook = user_error_hook
+        self._conditions = conditions
         self._params = replace(
             sampling, max_turn_tokens=limits.max_turn_tokens, stop_token_ids=renderer.stop_ids
         )
@@ -64,10 +70,11 @@ class _Episode:
         self._guarded(self._open)
 
     def _open(self) -> None:
-        self._env = open_env(
-            self.job.bundle, self.job.task, seed=0, limits=self._limits.env, user_error_hook=self._hook
-        )
+        self._env = self._conditions.open(self.job, self._limits)
         self._opening = tuple(self._env.start())
+        if self._env.stop_reason is not None:  # the user could not even open
+            self.stop_reason = self._env.stop_reason
+            return
         self._append(self._renderer.opening(self._opening))
 
     def request(self) -> SampleRequest:
@@ -151,6 +158,7 @@ class _Episode:
             rollout_logprobs=self.ledger.logprobs,
             prefix_length=self.ledger.prefix_length,
             user_error=self._env is not None and self._env.user_error,
+            user_error_reason=str(self._env.user_verdict) if self._env is not None else "",
             reward=1.0 if success else 0.0,
             success=success,
             stop_reason=self.stop_reason,
@@ -184,7 +192,7 @@ def run_episodes(
     sampling: SamplingParams,
     limits: EpisodeLimits,
     slots: int,
-    user_error_hook: UserErrorHook | None = None,
+    conditions: Conditions | None = None,
     on_done: Callable[[Trajectory], None] | None = None,
 ) -> list[Trajectory]:
     """Run every job and return its trajectory, in the order of the jobs.
@@ -202,37 +210,64 @@ def run_episodes(
         raise ConfigError(
             f"two jobs of one call share the session {twice!r}; give them different sample_index or step"
         )
+    conditions = conditions or Conditions()
     waiting = deque(enumerate(jobs))
     live: dict[int, _Episode] = {}
     done: dict[int, Trajectory] = {}
+    spread = _Spread(conditions.workers)
     try:
         while waiting or live:
-            while waiting and len(live) < slots:
-                index, job = waiting.popleft()
-                live[index] = _Episode(job, renderer, sampling, limits, user_error_hook)
-            _round(policy, [episode for episode in live.values() if episode.stop_reason is None])
-            for index in [index for index, episode in live.items() if episode.stop_reason is not None]:
-                episode = live.pop(index)
-                policy.release(episode.job.session_id)
-                done[index] = episode.finish()
+            new = [waiting.popleft() for _ in range(min(len(waiting), slots - len(live)))]
+            opened = spread(lambda pair: _Episode(pair[1], renderer, sampling, limits, conditions), new)
+            live |= {index: episode for (index, _), episode in zip(new, opened, strict=True)}
+            _round(policy, [episode for episode in live.values() if episode.stop_reason is None], spread)
+            ended = [index for index, episode in live.items() if episode.stop_reason is not None]
+            for index, trajectory in zip(
+                ended, spread(_Episode.finish, [live[i] for i in ended]), strict=True
+            ):
+                policy.release(live.pop(index).job.session_id)
+                done[index] = trajectory
                 if on_done is not None:
-                    on_done(done[index])
+                    on_done(trajectory)
     finally:
+        spread.close()
         for episode in live.values():  # after an error or Ctrl-C: the engine keeps no orphan cache
             policy.release(episode.job.session_id)
     return [done[index] for index in range(len(jobs))]
 
 
-def _round(policy: Policy, episodes: list[_Episode]) -> None:
+class _Spread:
+    """``spread(function, items)``: the results in order, of several at a time when there are workers.
+
+    Episodes share nothing that changes, so an answer does not depend on who else is waiting for one.
+    """
+
+    def __init__(self, workers: int) -> None:
+        self._pool = ThreadPoolExecutor(workers, "episode") if workers > 1 else None
+
+    def __call__(self, function: Callable[[_In], _Out], items: Sequence[_In]) -> list[_Out]:
+        return list(map(function, items) if self._pool is None else self._pool.map(function, items))
+
+    def close(self) -> None:
+        """Wait for nothing that has not begun."""
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+
+
+def _round(policy: Policy, episodes: list[_Episode], spread: _Spread) -> None:
     if not episodes:
         return
     requests = [episode.request() for episode in episodes]
     outputs = _sample(policy, requests)
-    for episode, request, output in zip(episodes, requests, outputs, strict=True):
+
+    def take(item: tuple[_Episode, SampleRequest, SampleOutput | str]) -> None:
+        episode, request, output = item
         if isinstance(output, str):
             episode.fail(StopReason.POLICY_ERROR, output)
         else:
             episode.take(request, output)
+
+    spread(take, list(zip(episodes, requests, outputs, strict=True)))
 
 
 def _sample(policy: Policy, requests: list[SampleRequest]) -> list[SampleOutput | str]:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from autoforge_jax.config import BatchConfig, RolloutConfig
-from envgen.interface import Bundle, EnvLimits, Message, Task
+from envgen.interface import Bundle, EnvLimits, Task
 
 TaskItem = tuple[Bundle, Task]
 """A task with the bundle it lives in."""
-UserErrorHook = Callable[[tuple[Message, ...]], bool]
-"""Says whether the user of a finished transcript gave wrong information: 1 − 1_MEU of METHOD.md §4."""
 
 
 @dataclass(frozen=True)

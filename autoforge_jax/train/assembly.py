@@ -18,6 +18,7 @@ from autoforge_jax.errors import TrainingError
 from autoforge_jax.model.config import Qwen3Config
 from autoforge_jax.model.qwen3 import Qwen3
 from autoforge_jax.model.retrieval_init import retrieval_weights
+from autoforge_jax.rollout.conditions import Conditions
 from autoforge_jax.rollout.engine_jax import JaxEngine
 from autoforge_jax.rollout.render import Renderer
 from autoforge_jax.train.checkpoint import CheckpointMeta, CheckpointStore
@@ -43,6 +44,7 @@ class Assembly:
 
     def __init__(self, run: RunDir, renderer: Renderer, bundle_hashes: dict[str, str]) -> None:
         config = run.config
+        self.conditions = Conditions.of(config)
         use_compile_cache(config.run.compile_cache)
         self.run, self.config, self.renderer = run, config, renderer
         self._bundle_hashes = bundle_hashes

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 from autoforge_jax.config import EvalConfig, RolloutConfig
 from autoforge_jax.errors import ConfigError, TrainingError
+from autoforge_jax.rollout.conditions import Conditions
 from autoforge_jax.rollout.episode import run_episodes
-from autoforge_jax.rollout.jobs import EpisodeJob, EpisodeLimits, TaskItem, UserErrorHook
+from autoforge_jax.rollout.jobs import EpisodeJob, EpisodeLimits, TaskItem
 from autoforge_jax.rollout.policy import Policy
 from autoforge_jax.rollout.render import Renderer
 from autoforge_jax.train.statistics import pass_at_k, pass_hat_k, success_interval
@@ -36,7 +37,7 @@ def evaluate(
     *,
     name: str,
     seed: int,
-    user_error_hook: UserErrorHook | None = None,
+    conditions: Conditions | None = None,
     on_done: Callable[[Trajectory], None] | None = None,
 ) -> EvalReport:
     """`run_evaluation` without the trajectories."""
@@ -48,7 +49,7 @@ def evaluate(
         renderer,
         name=name,
         seed=seed,
-        user_error_hook=user_error_hook,
+        conditions=conditions,
         on_done=on_done,
     ).report
 
@@ -62,7 +63,7 @@ def run_evaluation(
     *,
     name: str,
     seed: int,
-    user_error_hook: UserErrorHook | None = None,
+    conditions: Conditions | None = None,
     on_done: Callable[[Trajectory], None] | None = None,
 ) -> Evaluation:
     """Run `config.attempts` episodes of every task and sum them up.
@@ -92,7 +93,7 @@ def run_evaluation(
         sampling=sampling,
         limits=EpisodeLimits.of(rollout),
         slots=rollout.slots,
-        user_error_hook=user_error_hook,
+        conditions=conditions,
         on_done=on_done,
     )
     seconds = time.perf_counter() - start

@@ -98,6 +98,7 @@ def train_erpo(
                     step=step,
                     batch=config.batch,
                     record=record,
+                    conditions=assembly.conditions,
                     on_done=on_done,
                 )
             if record is not None:

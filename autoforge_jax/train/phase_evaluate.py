@@ -101,6 +101,7 @@ def _evaluate(
             assembly.renderer,
             name=name,
             seed=config.run.seed,
+            conditions=assembly.conditions,
             on_done=on_done,
         )
     where = {"stage": stage, "step": step, "set": name, "mode": mode}

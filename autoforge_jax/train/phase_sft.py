@@ -103,6 +103,7 @@ def warm_start(
                 assembly.renderer,
                 name="train_tasks",
                 seed=seed,
+                conditions=assembly.conditions,
             )
         return report.success
 

@@ -49,6 +49,7 @@ def trajectory_row(
         "success": trajectory.success,
         "stop_reason": trajectory.stop_reason.value,
         "user_error": trajectory.user_error,
+        "user_error_reason": trajectory.user_error_reason,
         "excluded": trajectory.excluded,
         "failure": trajectory.failure,
         "tokens": len(trajectory.token_ids),

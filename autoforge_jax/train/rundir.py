@@ -47,12 +47,13 @@ _BUDGETS = tuple(
     f"rollout.max_{name}" for name in ("turns", "tool_calls", "turn_tokens", "trajectory_tokens")
 )
 _EVALUATION = ("evaluation", "sampled_evaluation")
+_CONDITIONS = ("user", "judge", "tool_failures")
 PHASES: dict[str, PhaseSpec] = {
     "synthesis": PhaseSpec("", ("synthesis",)),
     "tokenizer": PhaseSpec("synthesis", ("run.seed", "render", "tokenizer", "model.init_from")),
     "references": PhaseSpec("tokenizer", _BUDGETS),
-    "eval init": PhaseSpec("references", ("model", "rollout", *_EVALUATION)),
-    "warm start": PhaseSpec("references", ("model", "batch", "sft", "rollout")),
+    "eval init": PhaseSpec("references", ("model", "rollout", *_CONDITIONS, *_EVALUATION)),
+    "warm start": PhaseSpec("references", ("model", "batch", "sft", "rollout", *_CONDITIONS)),
     "eval before": PhaseSpec("warm start", _EVALUATION),
     "erpo": PhaseSpec("warm start", ("erpo",)),
     "eval after": PhaseSpec("erpo", _EVALUATION),
@@ -63,7 +64,9 @@ PHASES: dict[str, PhaseSpec] = {
 
 NEUTRAL = (
     "run.name", "run.out_dir", "run.compile_cache", "synthesis.workers",
-    "erpo.checkpoint_every", "erpo.keep_checkpoints",
+    "erpo.checkpoint_every", "erpo.keep_checkpoints", "rollout.user_workers",
+    *(f"{role}.server.{key}" for role in ("user", "judge")
+      for key in ("base_url", "api_key_env", "timeout_s", "connect_timeout_s", "retries")),
 )  # fmt: skip
 """Keys that change no result."""
 

@@ -10,6 +10,7 @@ What ends an episode (``StopReason``), exactly:
 - ``ENV_ERROR``: a tool function broke. The state is as before that call; ``Env.defect`` says what happened;
 - ``TOOL_TIMEOUT``, ``TOOL_BREACH``, ``WORKER_LOST``: the same for a function that is not vetted, which broke
   a limit of its isolated worker or took it down (``envgen.runtime.isolation``);
+- ``USER_ERROR``: the user raised UserError; ``Env.user_verdict`` says why. Also right at ``start``;
 - anything else comes from outside through ``close(reason)``: token budgets, time-outs.
 
 An action with tool calls runs them in order, one observation for each; its content is kept in the
@@ -22,11 +23,12 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from envgen.errors import BundleError, EnvUsageError, TaskError, ToolDefect
 from envgen.runtime.context import KeyStyle, ToolContext, key_styles, mix
+from envgen.runtime.failures import ToolFailures
 from envgen.runtime.grader import Grader, grader_of
 from envgen.runtime.isolation.episode import IsolatedEpisode
 from envgen.runtime.isolation.limits import WorkerLimits
@@ -39,10 +41,8 @@ from envgen.runtime.statehash import StateHasher
 from envgen.runtime.tools import ToolTable, call_tool, compile_tools, error_text
 from envgen.store import Bundle
 from envgen.types import EnvLimits, Message, StepResult, StopReason, Task, ToolCall, Verdict
+from envgen.users.port import NO_ERROR, User, UserError, UserErrorHook, UserVerdict
 from envgen.users.scripted import ScriptedUser
-
-UserErrorHook = Callable[[tuple[Message, ...]], bool]
-"""Judges a finished transcript: True when the user was at fault (MEU, METHOD.md §4)."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,7 @@ class EnvRuntime:
     table: ToolTable
     styles: Mapping[str, KeyStyle]
     collections: tuple[str, ...]
+    readers: frozenset[str] = frozenset()
     pool: WorkerPool | None = None
 
 
@@ -96,6 +97,7 @@ def make_runtime(bundle: Bundle, isolation: WorkerLimits | None) -> EnvRuntime:
         table=compile_tools(bundle.tools),
         styles=styles,
         collections=tuple(c.name for c in bundle.state_schema.collections),
+        readers=frozenset(s.tool for s in bundle.semantics if not s.writes_state),
         pool=pool,
     )
 
@@ -114,8 +116,8 @@ class Env:
     ``verdict``.
 
     Attributes: ``task``, ``limits``, ``state``, ``turns``, ``tool_calls``, ``tool_errors`` (counts so far),
-    ``stop_reason`` (None while it goes on), ``user_error`` (False until the end), ``defect`` (empty unless
-    the environment's code ended it).
+    ``stop_reason`` (None while it goes on), ``user_verdict`` (no error until the end), ``defect`` (empty
+    unless the environment's code ended it).
     """
 
     def __init__(
@@ -126,6 +128,8 @@ class Env:
         seed: int,
         limits: EnvLimits,
         user_error_hook: UserErrorHook | None,
+        user: User | None = None,
+        failures: ToolFailures | None = None,
     ) -> None:
         self.task = task
         self.limits = limits
@@ -134,7 +138,7 @@ class Env:
         self.tool_calls = 0
         self.tool_errors = 0
         self.stop_reason: StopReason | None = None
-        self.user_error = False
+        self.user_verdict: UserVerdict = NO_ERROR
         self.defect = ""
         self._runtime = runtime
         self._grader = grader
@@ -143,7 +147,9 @@ class Env:
         minted = task.seed if seed == 0 else mix(task.seed, seed)
         self._context = ToolContext(task.clock, minted, runtime.styles)
         self._isolated = _isolated(runtime, task, minted)
-        self._user = ScriptedUser(task)
+        self._user: User = user or ScriptedUser(task)
+        self._failures = failures
+        self._turns_hit = 0
         self._hook = user_error_hook
         self._transcript: list[Message] = []
         self._hasher: StateHasher | None = None
@@ -155,18 +161,30 @@ class Env:
         return self._state if self._isolated is None else self._isolated.state()
 
     @property
+    def user_error(self) -> bool:
+        """True when the user was at fault: by its own word, or by that of ``user_error_hook``."""
+        return self.user_verdict.error
+
+    @property
     def transcript(self) -> tuple[Message, ...]:
         """Everything said so far: user, assistant and tool messages in order (the system part belongs to
         the bundle)."""
         return tuple(self._transcript)
 
     def start(self) -> tuple[Message, ...]:
-        """The user's opening message. Once only; raises EnvUsageError the second time."""
-        if self._transcript:
+        """The user's opening message; nothing when the user failed (USER_ERROR).
+
+        Once only; raises EnvUsageError the second time.
+        """
+        if self._transcript or self.stop_reason is not None:
             raise EnvUsageError(
                 "this Env was started already; an Env is single-use, open another with open_env"
             )
-        opening = Message(role="user", content=self._user.opening())
+        try:
+            opening = Message(role="user", content=self._user.opening())
+        except UserError as error:
+            self._end(self._blame(error))
+            return ()
         self._transcript.append(opening)
         return (opening,)
 
@@ -175,23 +193,25 @@ class Env:
 
         Raises EnvUsageError before ``start``, after the end, and for a message that is not the assistant's.
         """
-        if not self._transcript:
-            raise EnvUsageError("step before start; call start() for the user's opening first")
         if self.stop_reason is not None:
             raise EnvUsageError(
                 f"this episode ended with {self.stop_reason.value}; open another with open_env"
             )
+        if not self._transcript:
+            raise EnvUsageError("step before start; call start() for the user's opening first")
         if action.role != "assistant":
             raise EnvUsageError(f"got a message of role {action.role!r}; an action has role 'assistant'")
         self._transcript.append(action)
         self.turns += 1
-        before = self.tool_errors
+        before, refused = self.tool_errors, self._refusals
         if action.tool_calls:
             observations, reason = self._run_calls(action.tool_calls)
+            # The turn that it takes to call again is not taken off the agent's budget.
+            self._turns_hit += self._refusals > refused
         else:
             observations, reason = self._ask_user(action.content)
         self._transcript.extend(observations)
-        if reason is None and self.turns >= self.limits.max_turns:
+        if reason is None and self.turns - self._turns_hit >= self.limits.max_turns:
             reason = StopReason.MAX_TURNS
         if reason is not None:
             self._end(reason)
@@ -202,6 +222,12 @@ class Env:
     def _run_calls(self, calls: tuple[ToolCall, ...]) -> tuple[list[Message], StopReason | None]:
         observations: list[Message] = []
         for call in calls:
+            refused = self._failures.before() if self._failures is not None and not call.parse_error else ""
+            if refused:
+                observations.append(
+                    Message(role="tool", content=refused, tool_call_id=call.id, name=call.name)
+                )
+                continue
             if self.tool_calls >= self.limits.max_tool_calls:
                 return observations, StopReason.MAX_TOOL_CALLS
             self.tool_calls += 1
@@ -217,23 +243,39 @@ class Env:
                     return observations, StopReason.MAX_TOOL_ERRORS
         return observations, None
 
+    @property
+    def _refusals(self) -> int:
+        return self._failures.refusals if self._failures is not None else 0
+
     def _run_call(self, call: ToolCall) -> tuple[str, bool]:
         if call.parse_error:
             return error_text(call.parse_error), True
+        runtime = self._runtime
         if self._isolated is not None:
             outcome = self._isolated.call(call.name, call.arguments)
-            return outcome.text, outcome.is_error
-        runtime = self._runtime
-        outcome = call_tool(
-            runtime.tools, runtime.table, self._state, self._context, call.name, call.arguments
-        )
+        else:
+            outcome = call_tool(
+                runtime.tools, runtime.table, self._state, self._context, call.name, call.arguments
+            )
+        if self._failures is not None and not outcome.is_error and call.name in runtime.readers:
+            part = self._failures.after(outcome.value)
+            if part:
+                self.tool_calls -= 1
+                return part, False
         return outcome.text, outcome.is_error
 
     def _ask_user(self, content: str) -> tuple[list[Message], StopReason | None]:
-        reply = self._user.reply(content)
+        try:
+            reply = self._user.reply(content)
+        except UserError as error:
+            return [], self._blame(error)
         if reply.done:
             return [], StopReason.USER_DONE
         return [Message(role="user", content=reply.text)], None
+
+    def _blame(self, error: UserError) -> StopReason:
+        self.user_verdict = UserVerdict(True, "user", str(error), max(0, len(self._transcript) - 1), "user")
+        return StopReason.USER_ERROR
 
     def close(self, reason: StopReason) -> None:
         """End the episode from outside (token budget, time-out). Raises EnvUsageError when it has ended
@@ -244,8 +286,8 @@ class Env:
 
     def _end(self, reason: StopReason) -> None:
         self.stop_reason = reason
-        if self._hook is not None:
-            self.user_error = self._hook(self.transcript)
+        if self._hook is not None and not self.user_error:
+            self.user_verdict = self._hook(self.task, self.transcript)
 
     def verdict(self) -> Verdict:
         """The grader's answer for state and transcript as they are now. May be asked at any time; costs what
@@ -268,6 +310,7 @@ class Env:
         other._context = self._context.fork()
         other._transcript = list(self._transcript)
         other._hasher = None
+        other._failures = copy.deepcopy(self._failures)
         try:
             # The task is shared: it is frozen, and as large as the state.
             other._user = copy.deepcopy(self._user, {id(self.task): self.task})
@@ -317,6 +360,8 @@ def open_env(
     limits: EnvLimits | None = None,
     user_error_hook: UserErrorHook | None = None,
     isolation: WorkerLimits | None = None,
+    user: User | None = None,
+    failures: ToolFailures | None = None,
 ) -> Env:
     """A fresh episode of ``task``. Costs the same for small and large states.
 
@@ -324,8 +369,9 @@ def open_env(
     the id of that seed.
 
     ``seed`` varies the ids that the environment mints (0: as in the reference). ``user_error_hook`` judges
-    the transcript at the end. ``isolation`` limits the workers of a bundle whose functions are not vetted
-    (``runtime_of``). Raises TaskError when the task belongs to another environment.
+    the transcript at the end. ``user`` is single-use too; the plain scripted one when left out.
+    ``failures`` strike at its tools. ``isolation`` limits the workers of a bundle whose functions are not
+    vetted (``runtime_of``). Raises TaskError when the task belongs to another environment.
     """
     if task.environment_id != bundle.environment_id:
         raise TaskError(
@@ -333,4 +379,5 @@ def open_env(
             f"{bundle.environment_id!r}; take tasks from the bundle they were made for"
         )
     grader = grader_of(task, bundle.state_schema)
-    return Env(runtime_of(bundle, isolation), grader, task, seed, limits or EnvLimits(), user_error_hook)
+    runtime = runtime_of(bundle, isolation)
+    return Env(runtime, grader, task, seed, limits or EnvLimits(), user_error_hook, user, failures)

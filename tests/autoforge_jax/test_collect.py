@@ -9,9 +9,11 @@ import pytest
 from autoforge_jax.config import ERPOConfig, RolloutConfig
 from autoforge_jax.errors import ConfigError
 from autoforge_jax.rollout.collect import Collection, collect, task_order
+from autoforge_jax.rollout.conditions import Conditions
 from autoforge_jax.rollout.episode import reference_actions
 from autoforge_jax.rollout.jobs import TaskItem, stable_hash
 from autoforge_jax.types import SampleRequest
+from envgen.interface import UserVerdict
 from tests.autoforge_jax.mock_rollout import Recorder, bundle, items, renderer
 
 ROLLOUT = RolloutConfig(slots=8, max_trajectory_tokens=1200, max_turn_tokens=90)
@@ -144,7 +146,7 @@ def test_user_errors_empty_a_group_and_are_counted() -> None:
     erpo = ERPOConfig(tasks_per_step=3, group_size=2, sampling_budget=1.0)
     result = collect(
         playing({}), many(3), renderer(), erpo, ROLLOUT, seed=0, step=0,
-        user_error_hook=lambda transcript: "delete" in transcript[0].content,
+        conditions=Conditions(judge=lambda _, seen: UserVerdict("delete" in seen[0].content)),
     )  # fmt: skip
     assert len(result.groups) == 3 and len(result.selected) == 2
     assert (result.metrics["rollout/user_errors"], result.metrics["rollout/empty_groups"]) == (2, 1)

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autoforge_jax.errors import ConfigError, LedgerError, PolicyError, TrainingError
-from autoforge_jax.rollout import episode as episode_module
+from autoforge_jax.rollout import conditions as conditions_module
+from autoforge_jax.rollout.conditions import Conditions
 from autoforge_jax.rollout.episode import (
     reference_actions,
     reference_policy,
@@ -23,7 +24,15 @@ from autoforge_jax.rollout.jobs import EpisodeJob, EpisodeLimits, stable_hash
 from autoforge_jax.rollout.policy import Policy
 from autoforge_jax.rollout.scripted import ScriptedPolicy
 from autoforge_jax.types import SampleOutput, SampleRequest, SamplingParams, Trajectory
-from envgen.interface import EnvLimits, Message, StopReason, open_env
+from envgen.interface import (
+    NO_ERROR,
+    EnvLimits,
+    Message,
+    StopReason,
+    Task,
+    UserVerdict,
+    open_env,
+)
 from tests.autoforge_jax.mock_rollout import Recorder, bundle, items, renderer, tokenizer
 
 SAMPLING = SamplingParams(temperature=0.7, top_p=0.9, top_k=5)
@@ -325,7 +334,7 @@ def test_a_defect_of_the_environment_is_excluded(monkeypatch: pytest.MonkeyPatch
             monkeypatch.setattr(env, "step", lambda _action: 1 / 0)
         return env
 
-    monkeypatch.setattr(episode_module, "open_env", flawed)
+    monkeypatch.setattr(conditions_module, "open_env", flawed)
     first, second, third = run(reference_policy(items(), renderer()), jobs(1))
     assert (first.success, third.success) == (True, True)
     assert (second.stop_reason, second.excluded) == (StopReason.ENV_ERROR, "env_error")
@@ -335,14 +344,18 @@ def test_a_defect_of_the_environment_is_excluded(monkeypatch: pytest.MonkeyPatch
 def test_user_errors_are_judged_once_at_every_ending() -> None:
     seen: list[tuple[Message, ...]] = []
 
-    def hook(transcript: tuple[Message, ...]) -> bool:
+    def hook(task: Task, transcript: tuple[Message, ...]) -> UserVerdict:
         seen.append(transcript)
-        return transcript[0].content.startswith("Please delete")
+        wrong = transcript[0].content.startswith("Please delete")
+        return UserVerdict(wrong, "wrong_value", f"judged {task.id}", 0, "test") if wrong else NO_ERROR
 
-    trajectories = run(Recorder(pick), jobs(4), user_error_hook=hook)
+    trajectories = run(Recorder(pick), jobs(4), conditions=Conditions(judge=hook))
     assert len(seen) == len(trajectories)
     assert [t.user_error for t in trajectories] == [t.task_id == "notes-3" for t in trajectories]
-    assert not any(t.valid for t in trajectories if t.task_id == "notes-3")
+    blamed = [t for t in trajectories if t.task_id == "notes-3"]
+    assert not any(t.valid for t in blamed)
+    assert {t.user_error_reason for t in blamed} == {"wrong_value at message 0 (test): judged notes-3"}
+    assert {t.user_error_reason for t in trajectories if t.task_id != "notes-3"} == {""}
 
 
 def test_jobs_that_share_a_session_are_refused() -> None:

@@ -22,6 +22,7 @@ from envgen.runtime.state import State
 from envgen.runtime.tools import compile_tools, run_tool
 from envgen.store import Bundle, environment_identity
 from envgen.types import AgentTool, EnvLimits, Message, StopReason, Task, ToolCall
+from envgen.users.port import UserVerdict
 from envgen.users.scripted import GO_ON, NOTHING_TO_ADD
 from tests.envgen.mock_domain import initial_state, mock_bundle
 
@@ -231,7 +232,7 @@ def test_an_empty_message_is_answered_once_and_counts_as_a_turn() -> None:
     env = begun()
     assert env.step(say("  ")).observations == (Message(role="user", content=GO_ON),)
     assert env.turns == 1
-    assert env.step(say("Which colour?")).observations == (Message(role="user", content=NOTHING_TO_ADD),)
+    assert env.step(say("Is it late?")).observations == (Message(role="user", content=NOTHING_TO_ADD),)
     assert env.step(say("")).stop_reason is StopReason.USER_DONE
 
 
@@ -257,15 +258,17 @@ def test_wrong_use_of_an_env_is_an_error() -> None:
 def test_the_user_error_hook_sees_the_finished_transcript_once() -> None:
     seen: list[tuple[Message, ...]] = []
 
-    def hook(transcript: tuple[Message, ...]) -> bool:
+    def hook(task: Task, transcript: tuple[Message, ...]) -> UserVerdict:
+        assert task.id == "notes-1"
         seen.append(transcript)
-        return True
+        return UserVerdict(True, "silence", "it said nothing", 2, "test")
 
     env = begun(user_error_hook=hook)
     env.step(act(call("list_notebooks")))
     assert seen == [] and env.user_error is False
     env.step(say("Done."))
     assert env.user_error is True and seen == [env.transcript]
+    assert (env.user_verdict.kind, env.user_verdict.turn) == ("silence", 2)
     outside = begun(user_error_hook=hook)
     outside.close(StopReason.TOKEN_BUDGET)
     assert (outside.stop_reason, outside.user_error, len(seen)) == (StopReason.TOKEN_BUDGET, True, 2)
