@@ -37,7 +37,7 @@ def lint(doc: ToolDoc) -> tuple[LintFinding, ...]:
     ``write-without-key``, ``no-output-schema``, ``binary-output``, ``no-description``, ``untyped-parameter``,
     ``truncated-schema``.
     """
-    found = [*_document(doc), *(finding for tool in doc.tools for finding in _tool(tool, doc))]
+    found = [*doc.findings, *_document(doc), *(finding for tool in doc.tools for finding in _tool(tool, doc))]
     return tuple(sorted(found, key=lambda finding: finding.level == "warning"))
 
 

@@ -5,6 +5,13 @@ from __future__ import annotations
 
 import re
 
+from envgen.types import FieldSpec
+
+NO_MODEL = (
+    "the tools are described in prose, which takes a language model to read and is not supported "
+    "without one; give an OpenAPI, MCP or function-calling document"
+)
+"""Why prose is refused, and what to do."""
 _TOKEN = r"[A-Za-z0-9][A-Za-z0-9_\-]{0,23}"
 _LEAD = re.compile(
     r"\b(?:one of|(?:(?:possible|valid|allowed) (?:values|options)|options)(?: are)?)"
@@ -82,6 +89,14 @@ def _looks_like_format(values: tuple[str, ...]) -> bool:
         re.fullmatch(r"[YMDHhmsS\-:T]+", value) and len(value) > 1 and value.upper() != "SMS"
         for value in values
     )
+
+
+def with_prose_enum(spec: FieldSpec) -> FieldSpec:
+    """``spec`` with the closed list of values its description names, when the schema gives none."""
+    if spec.enum or spec.type != "string" or spec.format not in ("", "string"):
+        return spec
+    values = enum_in_prose(spec.description)
+    return spec.model_copy(update={"enum": values}) if values else spec
 
 
 _SECTION = re.compile(
