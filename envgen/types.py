@@ -80,6 +80,13 @@ class ToolSpec(Frozen):
     destructive: bool | None = None
     idempotent: bool | None = None
     pointer: str = ""
+    own_name: str = ""
+    """Its name in its own document, when combining documents renamed it."""
+
+    @property
+    def said_name(self) -> str:
+        """The name that says what the tool does: its document's."""
+        return self.own_name or self.name
 
 
 class LintFinding(Frozen):

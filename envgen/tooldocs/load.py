@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -21,15 +22,15 @@ MAX_NODES = 1_000_000
 class Loaded:
     """A parsed file. ``lines`` is set for JSON lines: the 1-based line number of each element of ``tree``.
 
-    ``tree`` of a Markdown file is its text, and ``markdown`` is True. ``folder`` is where its ``$ref`` to
-    other files point from; None for a source that is no file.
+    ``tree`` of a Markdown or labelled text file is its text, and ``text`` is True. ``folder`` is where its
+    ``$ref`` to other files point from; None for a source that is no file.
     """
 
     tree: Any
     source: str
     sha256: str
     lines: tuple[int, ...] = ()
-    markdown: bool = False
+    text: bool = False
     folder: Path | None = None
 
 
@@ -42,9 +43,9 @@ def load(path: Path) -> Loaded:
             f"{path.name}: the file is empty; expected an OpenAPI, MCP or function-calling document"
         )
     sha256 = hashlib.sha256(data).hexdigest()
-    if _is_markdown(text, path):
+    if _is_text(text, path):
         _check_text(text, path.name)
-        return Loaded(text, path.name, sha256, markdown=True, folder=path.parent)
+        return Loaded(text, path.name, sha256, text=True, folder=path.parent)
     tree, lines = _parse(text, path.name)
     return Loaded(_checked(tree, path.name), path.name, sha256, lines, folder=path.parent)
 
@@ -55,11 +56,17 @@ def load_value(tree: Any, source: str) -> Loaded:
     return Loaded(tree, source, hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest())
 
 
-def _is_markdown(text: str, path: Path) -> bool:
-    """By its name; else by its structure, when it is neither JSON nor a YAML object or list."""
+_BLOCK = re.compile(r"^[A-Za-z][\w.\-]*: \S.*\n\s*(?:Parameters|Arguments|Inputs?): ", re.MULTILINE)
+
+
+def _is_text(text: str, path: Path) -> bool:
+    """Markdown by its name; else Markdown or labelled blocks by their structure, when the text is neither
+    JSON nor a YAML object or list."""
     if text.lstrip()[:1] in ("{", "["):
         return False
     if path.suffix.lower() in (".md", ".markdown", ".mdx", ".mkd"):
+        return True
+    if len(_BLOCK.findall(text)) >= 2:  # such a text is YAML with keys that stand twice
         return True
     if path.suffix.lower() in (".yaml", ".yml", ".json") or not looks_like_markdown(text):
         return False

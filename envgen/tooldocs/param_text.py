@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 from envgen.tooldocs.type_words import TypeWord, read_type
 
@@ -98,7 +98,7 @@ def literal(text: str) -> Any:
         value = json.loads(bare)
     except ValueError:
         return bare.strip("'\"")
-    return cast("Any", value)
+    return value
 
 
 def _with_prose(said: Said, text: str) -> Said:

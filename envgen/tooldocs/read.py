@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from envgen.errors import DocumentError
 from envgen.tooldocs.foreign import refusal
 from envgen.tooldocs.functions import is_tool_list, read_tool_list
+from envgen.tooldocs.labelled import labelled_text, read_labelled
 from envgen.tooldocs.listing import find_list
 from envgen.tooldocs.load import Loaded, load
 from envgen.tooldocs.markdown import read_markdown
@@ -43,10 +44,13 @@ def read_loaded(loaded: Loaded) -> ToolDoc:
 
 
 def _read(loaded: Loaded) -> ToolDoc:
-    if loaded.markdown:
-        return read_markdown(loaded)
     if is_openapi(loaded.tree):
         return read_openapi(loaded)
+    labelled = labelled_text(loaded.tree)
+    if labelled is not None:
+        return read_labelled(loaded, *labelled)
+    if loaded.text:
+        return read_markdown(loaded)
     found = find_list(loaded)
     if found is not None and is_tool_list(found):
         return read_tool_list(loaded, found)

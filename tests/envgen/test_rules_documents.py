@@ -10,7 +10,7 @@ from typing import Any
 import jsonschema_rs
 import pytest
 
-from envgen.errors import DocumentError, RefusedDocument, ToolError
+from envgen.errors import RefusedDocument, ToolError
 from envgen.proposers.rules import propose
 from envgen.synthesis.schema import field_of, place_argument
 from envgen.tooldocs import read_tool_doc
@@ -26,6 +26,7 @@ ACCEPTED = {  # file -> tools implemented, at least; lower it only with a reason
     "github_mcp_toolslist.json": 36,
     "museum_openapi31.yaml": 7,
     "petstore_openapi30.yaml": 14,
+    "toolalpaca_auth0_plaintext.json": 4,
     "toucan_scheduler_tools.json": 12,
     "twilio_content_v1_openapi30.json": 5,
     "xero_assets_openapi30.yaml": 6,
@@ -169,11 +170,6 @@ def test_an_error_changes_nothing(file: str, shared_tooldocs: Path) -> None:
         with pytest.raises(ToolError):
             game(tool.tool, **arguments)
         assert game.state.snapshot() == before
-
-
-def test_prose_is_the_readers_business(shared_tooldocs: Path) -> None:
-    with pytest.raises(DocumentError, match="prose"):
-        read_tool_doc(shared_tooldocs / "toolalpaca_auth0_plaintext.json")
 
 
 # ---------------------------------------------------------------------------------------- small documents

@@ -10,7 +10,6 @@ from envgen.errors import DocumentError
 from envgen.tooldocs import lint, read_tool_doc
 from envgen.types import ToolDoc
 
-
 TEXT = "Create a task."
 SCHEMA: dict[str, Any] = {
     "type": "object",

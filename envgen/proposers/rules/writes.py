@@ -172,7 +172,11 @@ def set_semantics(target: Target, entity: Entity, world: World, parts: Parts) ->
     shown = str(value) if isinstance(value, str) else {"following": "followed"}.get(name, name)
     how = "not" if value is False else "already"
     said = f"{entity.entity.capitalize()} {{{target.key_param}}} is {how} {shown}."
-    if "no-op" not in target.tool.description.lower():
+    if target.tool.idempotent is True:
+        parts.assumptions.append(
+            f"{target.word} of what is so already changes nothing: it is marked idempotent"
+        )
+    elif "no-op" not in target.tool.description.lower():
         parts.rules.append(
             Precondition(
                 kind="field_not_equals",
