@@ -48,6 +48,7 @@ class _Block:
 def blocks_of(text: str) -> list[_Block]:
     """The labelled blocks of a text, each with a parameter label; empty when it has none."""
     found: list[_Block] = []
+    more: dict[tuple[int, str], list[str]] = {}  # lines that continue a label's text
     current = ""
     for number, line in enumerate(text.splitlines(), start=1):
         label, head = _LABEL.match(line), _HEAD.match(line)
@@ -58,8 +59,10 @@ def blocks_of(text: str) -> list[_Block]:
             found.append(_Block(head["name"], number, head["text"].strip(), {}))
             current = ""
         elif found and line.strip() and current:
-            place, said = found[-1].labels[current]
-            found[-1].labels[current] = (place, f"{said} {line.strip()}".strip())
+            more.setdefault((len(found) - 1, current), []).append(line.strip())
+    for (index, label), lines in more.items():
+        place, said = found[index].labels[label]
+        found[index].labels[label] = (place, " ".join([said, *lines]).strip())
     return [block for block in found if any(label.startswith(_INPUT) for label in block.labels)]
 
 

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from functools import cached_property
 
 _HEADING = re.compile(r"^ {0,3}(#{1,6})\s+(.*?)\s*#*\s*$")
 _ITEM = re.compile(r"^(\s*)(?:[-*+•]|\d{1,3}[.)])\s+(\S.*)$")
 _FENCE = re.compile(r"^(\s*)(`{3,}|~{3,})\s*([\w+-]*)")
 _RULE = re.compile(r"^\s*\|?\s*:?-{2,}:?\s*(\|\s*:?-{2,}:?\s*)*\|?\s*$")
-_COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
 _SUMMARY = re.compile(r"^\s*<summary>(.*?)</summary>\s*$", re.IGNORECASE)
 _TAGS = re.compile(r"</?[A-Za-z][^>]*>")
 MAX_INDENT = 60
@@ -38,12 +38,17 @@ class Table:
 
 @dataclass
 class Item:
-    """A list item with everything indented below it, in order."""
+    """A list item with everything indented below it, in order. ``parts`` are the lines of its text."""
 
     line: int
     indent: int
-    text: str
+    parts: list[str]
     content: list[Item | Fence | Table] = field(default_factory=list["Item | Fence | Table"])
+
+    @cached_property
+    def text(self) -> str:
+        """The text on one line. Read it only once the document is parsed."""
+        return " ".join(self.parts)
 
     @property
     def items(self) -> list[Item]:
@@ -56,7 +61,12 @@ class Text:
     """Lines of a paragraph, folded into one."""
 
     line: int
-    text: str
+    parts: list[str]
+
+    @cached_property
+    def text(self) -> str:
+        """The text on one line. Read it only once the document is parsed."""
+        return " ".join(self.parts)
 
 
 @dataclass
@@ -106,12 +116,21 @@ def cells(line: str) -> list[str]:
     return [part.replace("\\|", "|").strip() for part in parts]
 
 
+def _without_comments(text: str) -> str:
+    """The text without ``<!-- … -->``; their line breaks stay, so that line numbers stay true."""
+    kept: list[str] = []
+    place = 0
+    while (start := text.find("<!--", place)) >= 0 and (end := text.find("-->", start)) >= 0:
+        kept += [text[place:start], "\n" * text.count("\n", start, end)]
+        place = end + 3
+    return "".join([*kept, text[place:]])
+
+
 class _Parser:
     """One pass over the lines."""
 
     def __init__(self, text: str) -> None:
-        # comments keep their line breaks, so that line numbers stay true
-        self.lines = _COMMENT.sub(lambda m: "\n" * m[0].count("\n"), text).splitlines()
+        self.lines = _without_comments(text).splitlines()
         self.root = Section(1, 0, "")
         self.sections = [self.root]
         self.items: list[Item] = []
@@ -146,7 +165,7 @@ class _Parser:
             return self._table(index)
         item = _ITEM.match(line)
         if item is not None:
-            self._item(Item(number, min(len(item[1]), MAX_INDENT), item[2].strip()))
+            self._item(Item(number, min(len(item[1]), MAX_INDENT), [item[2].strip()]))
         else:
             self._text(number, line)
         self.blank = False
@@ -185,17 +204,17 @@ class _Parser:
             return
         indent = len(line) - len(line.lstrip())
         if self.items and (indent > self.items[-1].indent or not self.blank):
-            self.items[-1].text += " " + text
+            self.items[-1].parts.append(text)
             return
         if self.items and indent > 0 and (holder := self._holder(indent)) is not None:
-            holder.text += " " + text
+            holder.parts.append(text)
             return
         self.items = []
         if self.paragraph is None:
-            self.paragraph = Text(number, text)
+            self.paragraph = Text(number, [text])
             self.sections[-1].content.append(self.paragraph)
         else:
-            self.paragraph.text += " " + text
+            self.paragraph.parts.append(text)
 
     def _fence(self, index: int, fence: re.Match[str]) -> int:
         mark, end = fence[2], index + 1

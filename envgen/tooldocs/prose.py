@@ -14,8 +14,20 @@ NO_MODEL = (
 """Why prose is refused, and what to do."""
 _TOKEN = r"[A-Za-z0-9][A-Za-z0-9_\-]{0,23}"
 _LEAD = re.compile(
-    r"\b(?:one of|(?:(?:possible|valid|allowed) (?:values|options)|options)(?: are)?)"
-    r"\s*:?\s*[\[(]?\s*(?P<list>[^\].();]+)",
+    r"(?:\b(?:one of|(?:(?:possible|valid|allowed|accepted|supported) (?:values|options)|options)(?: are)?"
+    r"|enum:)"
+    r"|\[enum\])(?: the following)?\s*:?\s*[\[({]?\s*(?P<list>[^\].();}]+)",
+    re.IGNORECASE,
+)
+_QUOTES = re.compile(r"""(?P<q>['"`])(?P<value>[^'"`\n]{1,40})(?P=q)""")
+_CLOSED = re.compile(
+    r"\b(?:(?:must|should|can|may|has to) be|one of|either)\b[^'\"`.]{0,24}$"
+    r"|\b(?:values?|options?|enum|choices?)\s*(?:are|is)?\s*$|^\W*$|\($",
+    re.IGNORECASE,
+)
+_BETWEEN = re.compile(  # a meaning, then a comma, a bar, or "or"
+    r"^\s*(?:\([^()]*\)|(?:for|to|=|:|-|–|—)\s*[^'\"`,;|]+)?\s*"
+    r"(?:[,;|/]\s*(?:or\b|and\b)?|or\b|and\b)\s*$",
     re.IGNORECASE,
 )
 _PAREN = re.compile(r"\((?P<list>[^()]+)\)\s*\.?\s*$")
@@ -50,9 +62,27 @@ def enum_in_prose(description: str) -> tuple[str, ...]:
             values = _values(found["list"])
             # "owner (username or organization)" says two kinds of value, not two values
             kinds = pattern is _PAREN and len(values) == 2 and not _literal(values, found["list"])
+            kinds = kinds and "|" not in found["list"]
             if values and not kinds:
                 return values
-    return ()
+    return _quoted(text)
+
+
+def _quoted(text: str) -> tuple[str, ...]:
+    """Values in quotes that a text lists as all there are: ``must be 'a', 'b' or 'c'``, ``'l' for lines``."""
+    found = list(_QUOTES.finditer(text))
+    run = found[:1]
+    for right in found[1:]:
+        if not _BETWEEN.match(text[run[-1].end() : right.start()]):
+            break
+        run.append(right)
+    if len(run) < 2:
+        return ()
+    start, end = text[: run[0].start()].rstrip(" [{:"), text[run[-1].end() :].lstrip(" ,")
+    if not _CLOSED.search(start) or _OPEN_ENDED.search(start[-40:]) or re.match(r"etc|\.\.\.|…", end):
+        return ()
+    values = tuple(dict.fromkeys(match["value"] for match in run))
+    return values if 2 <= len(values) <= MAX_VALUES and not _looks_like_format(values) else ()
 
 
 def _literal(values: tuple[str, ...], text: str) -> bool:

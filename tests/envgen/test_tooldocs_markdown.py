@@ -3,9 +3,12 @@
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from envgen.errors import DocumentError
-from envgen.tooldocs import read_tool_doc
+from envgen.synthesis.pipeline import synthesize
+from envgen.tooldocs import lint, read_tool_doc
 from envgen.tooldocs.param_text import read_parameter
 from envgen.tooldocs.type_words import read_type
 from envgen.types import FieldSpec, ToolDoc, ToolSpec
@@ -245,6 +248,78 @@ def test_prose_is_refused(tmp_path: Path) -> None:
 
 def test_markdown_is_known_without_its_name(tmp_path: Path) -> None:
     assert len(read(tmp_path, BULLETS, name="tools.txt").tools) == 3
+
+
+def test_a_readme_becomes_an_environment(tmp_path: Path) -> None:
+    text = """# Book club
+## Tools
+- **list_books** - All books
+  - Returns: list of
+    - `book_id` (string): Id
+    - `title` (string): Title
+    - `pages` (integer): Length
+    - `shelf` (string): One of: new, read
+- **add_book** - Add a book
+  - Inputs:
+    - `title` (string, required)
+    - `pages` (integer, required)
+    - `shelf` (string, optional): One of: new, read
+- **remove_book** - Remove a book
+  - Input: `book_id` (string, required)
+- **update_book** - Change a book
+  - Inputs: `book_id` (string, required), `shelf` (string, optional)
+"""
+    bundle = synthesize(read(tmp_path, text), tasks=6, heldout=2, seed=0)
+    assert [d.tool for d in bundle.decisions if d.implemented] == [
+        "list_books", "add_book", "remove_book", "update_book",
+    ]  # fmt: skip
+    books = bundle.state_schema.collection("books")
+    assert {f.name: f.provenance for f in books.fields}["pages"] == "line 7"
+    assert next(f for f in books.fields if f.name == "shelf").enum == ("new", "read")
+    assert all(certificate.certified for certificate in bundle.certificates)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "# A\n## Tools\n- `make_it`: x\n" + "  more of it\n" * 100_000,
+        "# A\n## Tools\n" + "<!--" * 200_000,
+        "# A\n## Tools\n" + "- " * 20_000 + "x\n",
+        "# A\n" + "".join(f"{' ' * (i % 60)}- `a_b{i}`\n" for i in range(4_000)),
+        "# A\n## Tools\n- `make_it`" + "(" * 100_000,
+        "# A\n## Tools\n| Tool | Description |\n|--|--|\n" + "|`a_b`" * 50_000 + "|x|\n",
+        "a: b\nParameters: {\n" + "more\n" * 100_000 + "c: d\nParameters: {}\n",
+        "# A\n## Tools\n### `make_it`\nValues " + "'a' or " * 50_000,
+    ],
+    ids=["long item", "open comments", "nested", "deep", "brackets", "wide row", "labelled", "quotes"],
+)
+def test_hostile_text_is_read_or_refused(text: str, tmp_path: Path) -> None:
+    try:
+        doc = read(tmp_path, text, name="x.txt")
+    except DocumentError as error:
+        assert str(error).startswith("x.txt: ")
+    else:
+        assert doc.tools
+
+
+LINES = [
+    "# A\n", "## Tools\n", "- `make_it`: x\n", "  - Inputs:\n", "    - `a` (string, optional): One of: x, y\n",
+    "|a|b|\n", "|--|--|\n", "```json\n", '{"a": [1, {"b": null}]}\n', "```\n", "make_it: x\n", "\n",
+    "Parameters: {}\n", "**Returns**:\n", "### drop_it(a: int = 3, b?: x)\n", "text: - *\n",
+    "  - `b` (List[str]) (default: 3)\n", "\t1. **x_y** - z\n",
+]  # fmt: skip
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.sampled_from(LINES), max_size=14))
+def test_any_mixture_is_read_or_refused(tmp_path: Path, parts: list[str]) -> None:
+    try:
+        doc = read(tmp_path, "".join(parts), name="x.txt")
+    except DocumentError as error:
+        assert str(error).startswith("x.txt: ")
+    else:
+        assert all(t.pointer and all(p.pointer for p in t.params) for t in doc.tools)
+        lint(doc)
 
 
 @pytest.mark.parametrize(
