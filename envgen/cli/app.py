@@ -46,7 +46,7 @@ def lint_command(docs: DocsArgument = None, mcp: McpOption = None) -> None:
     Exit code 1 when no environment can come of it.
     """
     from envgen.cli.views import show_lint
-    from envgen.proposers.rules import audit
+    from envgen.synthesis.audit import audit
 
     document = _documents(docs, mcp)
     findings = audit(document)

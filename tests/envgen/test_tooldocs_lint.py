@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from envgen.proposers.rules import audit
+from envgen.synthesis.audit import audit
 from envgen.tooldocs import lint, read_tool_doc
 from envgen.tooldocs.naming import words, writes
 from envgen.types import ToolDoc, ToolSpec
@@ -121,6 +121,14 @@ def test_audit_says_what_synthesis_would_refuse(examples_dir: Path, tmp_path: Pa
     assert found[1].pointer == "/paths/~1tickets~1{ticketId}~1qr/get"
     closed = audit(read(tmp_path, [entry("get_weather", "city")]))
     assert [f.code for f in closed if f.level == "refusal"] == ["no-write-tool", "no-lookup-tool"]
+
+
+def test_audit_of_a_document_without_tasks(tmp_path: Path) -> None:
+    tools = [entry("list_workers"), entry("update_task", "task_id", "title")]
+    tools[0]["response"] = {"type": "array", "items": {"type": "object", "properties": {
+        "worker_id": {"type": "string"}, "name": {"type": "string"}}}}  # fmt: skip
+    found = audit(read(tmp_path, tools))
+    assert [f.code for f in found if f.level == "refusal"] == ["no-task"]
 
 
 def test_museum(examples_dir: Path) -> None:

@@ -303,7 +303,7 @@ def test_hostile_text_is_read_or_refused(text: str, tmp_path: Path) -> None:
 
 
 LINES = [
-    "# A\n", "## Tools\n", "- `make_it`: x\n", "  - Inputs:\n", "    - `a` (string, optional): One of: x, y\n",
+    "# A\n", "## Tools\n", "- `make_it`: x\n", "  - Inputs:\n", "    - `a` (string, optional): One of: x\n",
     "|a|b|\n", "|--|--|\n", "```json\n", '{"a": [1, {"b": null}]}\n', "```\n", "make_it: x\n", "\n",
     "Parameters: {}\n", "**Returns**:\n", "### drop_it(a: int = 3, b?: x)\n", "text: - *\n",
     "  - `b` (List[str]) (default: 3)\n", "\t1. **x_y** - z\n",

@@ -26,7 +26,7 @@ def result_of(target: Target, entity: Entity, everyone: Entities, *, verb: str, 
     if verb == "count":
         return None, (), notes
     output = target.tool.output
-    if output is None and verb != "delete":
+    if output is None or (not output.properties and output.items is None and output.format != "binary"):
         shown = (
             f"the {entity.entity} as other tools show it" if entity.record is not None else "the whole record"
         )

@@ -142,7 +142,7 @@ def _only_while(target: Target, entity: Entity, parts: Parts) -> None:
     """``Modify an existing pending order``: refused once the order is in another state."""
     for name in ("status", "state"):
         item = entity.fields.get(name)
-        for value in item.enum[:1] if item is not None and item.default == item.enum[0] else ():
+        for value in item.enum[:1] if item is not None and item.default in item.enum[:1] else ():
             if re.search(
                 rf"\b{re.escape(str(value))}\s+{re.escape(entity.entity)}\b", target.tool.description
             ):
