@@ -78,21 +78,13 @@ class ToolSpec(Frozen):
     destructive: bool | None = None
     idempotent: bool | None = None
     pointer: str = ""
+    own_name: str = ""
+    """Its name in its own document, when combining documents renamed it."""
 
-
-class ToolDoc(Frozen):
-    """A tool document after reading: what came in, in one shape."""
-
-    title: str
-    format: str
-    """``openapi-3.0``, ``openapi-3.1``, ``swagger-2.0``, ``mcp``, ``functions``, ``functions-jsonl``."""
-    source: str
-    """File name only, never a path of this machine."""
-    sha256: str
-    description: str = ""
-    tools: tuple[ToolSpec, ...]
-    schemas: tuple[FieldSpec, ...] = ()
-    """Named component schemas (OpenAPI), ``name`` is the component's name."""
+    @property
+    def said_name(self) -> str:
+        """The name that says what the tool does: its document's."""
+        return self.own_name or self.name
 
 
 class LintFinding(Frozen):
@@ -103,6 +95,26 @@ class LintFinding(Frozen):
     """Stable kebab-case name, e.g. ``no-write-tool``."""
     message: str
     pointer: str = ""
+
+
+class ToolDoc(Frozen):
+    """A tool document after reading: what came in, in one shape."""
+
+    title: str
+    format: str
+    """``openapi-3.0``, ``openapi-3.1``, ``swagger-2.0``, ``mcp``, ``functions``, ``functions-jsonl``,
+    ``markdown``, ``labelled-text``, ``combined``."""
+    source: str
+    """File name only, never a path of this machine."""
+    sha256: str
+    description: str = ""
+    tools: tuple[ToolSpec, ...]
+    schemas: tuple[FieldSpec, ...] = ()
+    """Named component schemas (OpenAPI), ``name`` is the component's name."""
+    detected: str = ""
+    """What the reader took the document for, and by which signs."""
+    findings: tuple[LintFinding, ...] = ()
+    """What the reader left out or assumed, by pointer; `envgen.tooldocs.lint` reports these too."""
 
 
 # ------------------------------------------------------------------------------------------------ environment

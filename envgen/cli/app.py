@@ -15,7 +15,7 @@ import typer
 
 if TYPE_CHECKING:  # only for types: these imports are slow
     from envgen.store import Bundle
-    from envgen.types import Task
+    from envgen.types import Task, ToolDoc
 
 app = typer.Typer(
     name="envgen",
@@ -28,20 +28,28 @@ app = typer.Typer(
 # newer versions of typer carry their own copy of click, older ones import click: this is the class in both
 _UsageProblem: type[Exception] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
 
-DocArgument = Annotated[
-    Path, typer.Argument(metavar="DOC", help="OpenAPI, MCP or function-calling document.")
+DocsArgument = Annotated[
+    list[Path] | None,
+    typer.Argument(metavar="DOC...", help="OpenAPI, MCP, function-calling or Markdown documents."),
+]
+McpOption = Annotated[
+    list[str] | None,
+    typer.Option("--mcp", metavar="SERVER", help="A running MCP server: a command line, or http(s)://…"),
 ]
 BundleArgument = Annotated[Path, typer.Argument(metavar="BUNDLE", help="Folder written by envgen synth.")]
 
 
 @app.command("lint")
-def lint_command(doc: DocArgument) -> None:
-    """Read DOC and list what is missing or wrong in it. Exit code 1 when no environment can come of it."""
-    from envgen.cli.views import show_lint
-    from envgen.tooldocs import lint, read_tool_doc
+def lint_command(docs: DocsArgument = None, mcp: McpOption = None) -> None:
+    """Read DOC (several: together) and list what is missing or wrong in it, and which tools the rules refuse.
 
-    document = read_tool_doc(doc)
-    findings = lint(document)
+    Exit code 1 when no environment can come of it.
+    """
+    from envgen.cli.views import show_lint
+    from envgen.synthesis.audit import audit
+
+    document = _documents(docs, mcp)
+    findings = audit(document)
     show_lint(document, findings)
     if any(finding.level == "refusal" for finding in findings):
         raise typer.Exit(1)
@@ -49,15 +57,19 @@ def lint_command(doc: DocArgument) -> None:
 
 @app.command("synth")
 def synth_command(
-    doc: DocArgument,
     output: Annotated[Path, typer.Option("-o", "--output", metavar="BUNDLE", help="Folder to write.")],
+    docs: DocsArgument = None,
+    mcp: McpOption = None,
     tasks: Annotated[int, typer.Option(min=1, help="Certified tasks to make, in all.")] = 80,
     heldout: Annotated[int, typer.Option(min=0, help="How many of them are held out.")] = 20,
     seed: Annotated[int, typer.Option(help="Same document, numbers and seed: same bytes.")] = 0,
     max_difficulty: Annotated[int, typer.Option(min=1, max=4, help="Hardest level of task.")] = 4,
     name: Annotated[str | None, typer.Option(help="Name of the bundle; from DOC when left out.")] = None,
 ) -> None:
-    """Make an environment and tasks out of DOC, certify every task, and write them to BUNDLE."""
+    """Make an environment and tasks out of DOC, certify every task, and write them to BUNDLE.
+
+    Several documents and servers make one environment, in which they share the records they both speak of.
+    """
     from envgen.cli.views import progress_bar, show_account
     from envgen.store import write_bundle
     from envgen.synthesis.pipeline import synthesize
@@ -65,9 +77,10 @@ def synth_command(
     if heldout >= tasks:
         raise typer.BadParameter(f"--heldout {heldout} of --tasks {tasks} leaves none to train on; lower it")
     _check_target(output)
+    document = _documents(docs, mcp)
     with progress_bar() as progress:
         bundle = synthesize(
-            doc,
+            document,
             tasks=tasks,
             heldout=heldout,
             seed=seed,
@@ -149,6 +162,20 @@ def regrade_command(
 
     if not regrade_file(load_bundle(bundle), trajectories, output):
         raise typer.Exit(1)
+
+
+def _documents(paths: list[Path] | None, servers: list[str] | None) -> ToolDoc:
+    """The documents and servers of a command line, read and combined."""
+    from envgen.tooldocs import combine, read_tool_doc
+
+    read = [read_tool_doc(path) for path in paths or []]
+    if servers:
+        from envgen.tooldocs.mcp_live import read_mcp_server
+
+        read += [read_mcp_server(server) for server in servers]
+    if not read:
+        raise typer.BadParameter("got no document; expected DOC..., or --mcp 'COMMAND' or --mcp https://…")
+    return combine(read)
 
 
 def _find_task(bundle: Bundle, task_id: str) -> Task:

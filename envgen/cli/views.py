@@ -14,7 +14,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 
 from envgen.store import Bundle
+from envgen.tooldocs.combine import shared_collections
 from envgen.types import Certificate, LintFinding, ToolDoc
+
+_SAID = ("renamed-tool", "repeated-tool", "hosted-tool", "list-cut")
+"""Findings of the reader that synth repeats: they change which tools there are."""
 
 
 def console() -> Console:
@@ -49,7 +53,8 @@ def show_lint(doc: ToolDoc, findings: Sequence[LintFinding]) -> None:
     params = sum(len(tool.params) for tool in doc.tools)
     out.print(
         f"[bold]{escape(doc.title)}[/bold]  {doc.format}  {escape(doc.source)}\n"
-        f"{len(doc.tools)} tools, {params} parameters, {outputs} with a result schema"
+        f"{len(doc.tools)} tools, {params} parameters, {outputs} with a result schema\n"
+        f"read as {escape(doc.detected)}"
     )
     if not findings:
         out.print("no findings")
@@ -96,6 +101,11 @@ def show_account(bundle: Bundle, path: Path) -> None:
     rows.add_row("  dropped", str(sum(report.dropped.values())), "")
     for gate, number in sorted(report.dropped.items(), key=lambda entry: -entry[1]):
         rows.add_row("", str(number), f"by {escape(gate)}")
+    for finding in bundle.doc.findings:
+        if finding.code in _SAID:
+            rows.add_row("", "", escape(f"{finding.code}: {finding.message}"))
+    for name, files in shared_collections(bundle.doc, bundle).items():
+        rows.add_row("", "", escape(f"shared: {name} of {', '.join(files)}"))
     out.print(rows)
     out.print(f"{escape(bundle.environment_id)} -> {escape(str(path))} in {report.seconds:.1f} s")
 

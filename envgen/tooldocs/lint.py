@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from envgen.tooldocs.naming import READ_WORDS, words, writes
+from envgen.tooldocs.naming import READ_WORDS, WRITE_WORDS, words, writes
 from envgen.types import FieldSpec, LintFinding, ToolDoc, ToolSpec
 
 _ID_WORDS = frozenset({"id", "ids", "uuid", "guid", "slug", "sid", "key", "number"})
@@ -33,11 +33,13 @@ _ENVELOPES = frozenset({"header", "cookie"})
 def lint(doc: ToolDoc) -> tuple[LintFinding, ...]:
     """Every finding, refusals first, then by place in the document.
 
-    Refusals: ``no-tools``, ``no-write-tool``. Warnings: ``no-read-tool``, ``id-without-creator-or-lister``,
-    ``write-without-key``, ``no-output-schema``, ``binary-output``, ``no-description``, ``untyped-parameter``,
-    ``truncated-schema``.
+    Refusals: ``no-tools``, ``no-write-tool``. Warnings: ``no-read-tool``, ``no-list-tool``, ``no-creator``,
+    ``id-without-creator-or-lister``, ``write-without-key``, ``no-outputs``, ``no-output-schema``,
+    ``binary-output``, ``file-parameter``, ``method-parameter``, ``free-form-parameter``,
+    ``annotation-conflict``, ``no-description``, ``untyped-parameter``, ``truncated-schema``; and what the
+    reader itself left out or assumed.
     """
-    found = [*_document(doc), *(finding for tool in doc.tools for finding in _tool(tool, doc))]
+    found = [*doc.findings, *_document(doc), *(finding for tool in doc.tools for finding in _tool(tool, doc))]
     return tuple(sorted(found, key=lambda finding: finding.level == "warning"))
 
 
@@ -62,8 +64,21 @@ def _document(doc: ToolDoc) -> Iterator[LintFinding]:
         yield _warn(
             "no-read-tool", "no tool reads anything, so ids and current values cannot be looked up", "/"
         )
+    elif not any(_finds(tool) for tool in doc.tools):
+        yield _warn(
+            "no-list-tool",
+            "no tool lists or searches records: to read one its id must be known, and nothing tells it",
+            "/",
+        )
+    yield from _never_created(doc)
     silent = [tool for tool in doc.tools if tool.output is None and not writes(tool)]
-    if silent:
+    if len(doc.tools) > 1 and all(tool.output is None for tool in doc.tools):
+        yield _warn(
+            "no-outputs",
+            "no tool gives a result schema, so what records hold is inferred from parameters alone",
+            "/",
+        )
+    elif silent:
         names = ", ".join(tool.name for tool in silent[:5]) + (", …" if len(silent) > 5 else "")
         yield _warn(
             "no-output-schema",
@@ -80,9 +95,11 @@ def _tool(tool: ToolSpec, doc: ToolDoc) -> Iterator[LintFinding]:
         yield _warn(
             "binary-output", f"{tool.name}: returns binary data, which no state can hold", tool.output.pointer
         )
+    yield from _conflicts(tool)
     for param in tool.params:
         if param.location in _ENVELOPES:
             continue
+        yield from _hard_parameter(tool, param)
         if param.type == "any":
             yield _warn("untyped-parameter", f"{tool.name}.{param.name}: no type is given", param.pointer)
         if any(node.truncated for node in _nodes(param)):
@@ -108,6 +125,69 @@ def _tool(tool: ToolSpec, doc: ToolDoc) -> Iterator[LintFinding]:
             "write-without-key",
             f"{tool.name}: changes a record and no required parameter says which",
             tool.pointer,
+        )
+
+
+def _finds(tool: ToolSpec) -> bool:
+    """A read that can be called knowing no id: no required key."""
+    needed = [p for p in tool.params if p.required and p.location not in _ENVELOPES]
+    return not writes(tool) and not any(words(p.name)[-1:] and words(p.name)[-1] in _ID_WORDS for p in needed)
+
+
+def _never_created(doc: ToolDoc) -> Iterator[LintFinding]:
+    """Records that tools change or delete by id and that none creates: tasks can only use those at the
+    start."""
+    made = [
+        {_stem(word) for word in (*words(t.said_name), *(w for s in t.path.split("/") for w in words(s)))}
+        for t in doc.tools
+        if t.method == "post" or set(words(t.said_name)) & _NEW_WORDS
+    ]
+    said: set[tuple[str, ...]] = set()
+    for tool in doc.tools:
+        if not writes(tool) or set(words(tool.said_name)) & _NEW_WORDS or tool.method == "post":
+            continue
+        key = next((p for p in tool.params if _entity(p, tool)), None)
+        entity = tuple(_stem(word) for word in _entity(key, tool)) if key is not None else ()
+        if entity and entity not in said and not any(set(entity) <= about for about in made):
+            said.add(entity)
+            noun = " ".join(entity)
+            yield _warn(
+                "no-creator",
+                f"{tool.name}: changes a {noun}, and no tool creates one: only those of the start exist",
+                tool.pointer,
+            )
+
+
+def _conflicts(tool: ToolSpec) -> Iterator[LintFinding]:
+    verb = next((w for w in words(tool.said_name) if w in READ_WORDS or w in WRITE_WORDS), "")
+    if tool.read_only is True and (verb in WRITE_WORDS or tool.method in {"put", "patch", "delete"}):
+        yield _warn(
+            "annotation-conflict",
+            f"{tool.name}: is annotated as read-only, and its name or method says that it writes",
+            tool.pointer,
+        )
+    if tool.read_only is False and verb in READ_WORDS and tool.method in ("", "get"):
+        yield _warn(
+            "annotation-conflict",
+            f"{tool.name}: is annotated as writing, and its name says that it reads",
+            tool.pointer,
+        )
+
+
+def _hard_parameter(tool: ToolSpec, param: FieldSpec) -> Iterator[LintFinding]:
+    """Parameters that leave open what a call means."""
+    where = f"{tool.name}.{param.name}"
+    if param.format in ("binary", "byte"):
+        yield _warn("file-parameter", f"{where}: takes a file, which no state can hold", param.pointer)
+    elif param.required and param.type == "object" and not param.properties and not param.truncated:
+        yield _warn(
+            "free-form-parameter", f"{where}: an object, and nothing says what it holds", param.pointer
+        )
+    if param.name in ("method", "action", "operation") and len(param.enum) > 1 and len(tool.params) > 1:
+        yield _warn(
+            "method-parameter",
+            f"{where}: {len(param.enum)} operations behind one parameter; give each a tool of its own",
+            param.pointer,
         )
 
 

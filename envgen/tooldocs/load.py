@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 from envgen.errors import DocumentError
+from envgen.tooldocs.markdown_blocks import looks_like_markdown
 from envgen.tooldocs.yaml_tree import MAX_DEPTH, parse_yaml
 
 MAX_BYTES = 5_000_000
@@ -18,12 +20,18 @@ MAX_NODES = 1_000_000
 
 @dataclass(frozen=True)
 class Loaded:
-    """A parsed file. ``lines`` is set for JSON lines: the 1-based line number of each element of ``tree``."""
+    """A parsed file. ``lines`` is set for JSON lines: the 1-based line number of each element of ``tree``.
+
+    ``tree`` of a Markdown or labelled text file is its text, and ``text`` is True. ``folder`` is where its
+    ``$ref`` to other files point from; None for a source that is no file.
+    """
 
     tree: Any
     source: str
     sha256: str
     lines: tuple[int, ...] = ()
+    text: bool = False
+    folder: Path | None = None
 
 
 def load(path: Path) -> Loaded:
@@ -34,9 +42,38 @@ def load(path: Path) -> Loaded:
         raise DocumentError(
             f"{path.name}: the file is empty; expected an OpenAPI, MCP or function-calling document"
         )
+    sha256 = hashlib.sha256(data).hexdigest()
+    if _is_text(text, path):
+        _check_text(text, path.name)
+        return Loaded(text, path.name, sha256, text=True, folder=path.parent)
     tree, lines = _parse(text, path.name)
-    tree = _checked(tree, path.name)
-    return Loaded(tree, path.name, hashlib.sha256(data).hexdigest(), lines)
+    return Loaded(_checked(tree, path.name), path.name, sha256, lines, folder=path.parent)
+
+
+def load_value(tree: Any, source: str) -> Loaded:
+    """A tree that came from elsewhere than a file (a live server), within the same limits."""
+    tree = _checked(tree, source)
+    return Loaded(tree, source, hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest())
+
+
+_BLOCK = re.compile(r"^[A-Za-z][\w.\-]*: \S.*\n\s*(?:Parameters|Arguments|Inputs?): ", re.MULTILINE)
+
+
+def _is_text(text: str, path: Path) -> bool:
+    """Markdown by its name; else Markdown or labelled blocks by their structure, when the text is neither
+    JSON nor a YAML object or list."""
+    if text.lstrip()[:1] in ("{", "["):
+        return False
+    if path.suffix.lower() in (".md", ".markdown", ".mdx", ".mkd"):
+        return True
+    if len(_BLOCK.findall(text)) >= 2:  # such a text is YAML with keys that stand twice
+        return True
+    if path.suffix.lower() in (".yaml", ".yml", ".json") or not looks_like_markdown(text):
+        return False
+    try:
+        return isinstance(parse_yaml(text, path.name), str)
+    except DocumentError:
+        return True
 
 
 def _read_bytes(path: Path) -> bytes:

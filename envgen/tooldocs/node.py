@@ -11,18 +11,24 @@ from envgen.types import FieldType
 TYPE_NAMES: dict[str, FieldType] = {
     "string": "string", "str": "string", "text": "string", "date": "string", "datetime": "string",
     "uuid": "string", "uri": "string", "url": "string", "email": "string", "char": "string",
-    "file": "string", "binary": "string",
+    "file": "string", "binary": "string", "enum": "string", "varchar": "string", "timestamp": "string",
+    "time": "string", "date-time": "string", "password": "string", "path": "string", "id": "string",
     "integer": "integer", "int": "integer", "long": "integer", "int32": "integer", "int64": "integer",
-    "number": "number", "float": "number", "double": "number", "decimal": "number",
+    "short": "integer", "bigint": "integer",
+    "number": "number", "float": "number", "double": "number", "decimal": "number", "numeric": "number",
     "boolean": "boolean", "bool": "boolean",
     "array": "array", "list": "array", "tuple": "array", "set": "array",
     "object": "object", "dict": "object", "map": "object", "json": "object", "hashmap": "object",
-    "any": "any",
+    "dictionary": "object", "struct": "object",
+    "any": "any", "unknown": "any", "mixed": "any",
 }  # fmt: skip
 """Type words met in real documents; the first of each row is JSON Schema's own."""
 FORMATS = {
     "date": "date",
     "datetime": "date-time",
+    "date-time": "date-time",
+    "timestamp": "date-time",
+    "time": "time",
     "uuid": "uuid",
     "uri": "uri",
     "url": "uri",

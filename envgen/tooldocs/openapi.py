@@ -8,15 +8,19 @@ from typing import Any
 
 from envgen.errors import DocumentError
 from envgen.tooldocs.load import Loaded
+from envgen.tooldocs.local_files import LocalFiles
 from envgen.tooldocs.naming import clean_name, unique_tools
 from envgen.tooldocs.node import Node, Sub
-from envgen.tooldocs.prose import enum_in_prose
+from envgen.tooldocs.prose import with_prose_enum
 from envgen.tooldocs.schema import SchemaReader
 from envgen.tooldocs.tree import JsonMap, as_list, as_map, as_text, join, list_or_none, map_or_none
 from envgen.types import FieldSpec, ToolDoc, ToolSpec
 
 METHODS = ("get", "put", "post", "delete", "options", "head", "patch", "trace")
 _LOCATIONS = frozenset({"path", "query", "header", "cookie"})
+
+
+_SAID = {"swagger-2.0": "Swagger 2.0", "openapi-3.0": "OpenAPI 3.0", "openapi-3.1": "OpenAPI 3.1"}
 
 
 def is_openapi(tree: object) -> bool:
@@ -29,7 +33,8 @@ def read_openapi(loaded: Loaded) -> ToolDoc:
     """The document's operations as tools. Raises DocumentError with the JSON pointer of what is wrong."""
     root = as_map(loaded.tree, "", "document")
     format_ = _format(root)
-    reader = SchemaReader(root)
+    files = LocalFiles(loaded.folder, loaded.source)
+    reader = SchemaReader(root, files=files)
     tools: list[ToolSpec] = []
     paths = as_map(root.get("paths") if root.get("paths") is not None else {}, "/paths", "paths")
     for path, raw_item in paths.items():
@@ -45,11 +50,17 @@ def read_openapi(loaded: Loaded) -> ToolDoc:
         title=as_text(info.get("title"), "/info/title", "title").strip() or loaded.source.rsplit(".", 1)[0],
         format=format_,
         source=loaded.source,
-        sha256=loaded.sha256,
+        sha256=files.digest(loaded.sha256),
+        detected=f"{_SAID[format_]}: the document has {_sign(root)}",
         description=as_text(info.get("description"), "/info/description", "description").strip(),
         tools=unique_tools(tools, loaded.source),
         schemas=_schemas(root, reader),
     )
+
+
+def _sign(root: JsonMap) -> str:
+    key = "swagger" if "swagger" in root else "openapi"
+    return f"{key}: {root[key]}"
 
 
 def _format(root: JsonMap) -> str:
@@ -303,14 +314,6 @@ class _Operation:
         if example is not None:
             update["example"] = example
         return spec.model_copy(update=update)
-
-
-def with_prose_enum(spec: FieldSpec) -> FieldSpec:
-    """``spec`` with the closed list of values its description names, when the schema gives none."""
-    if spec.enum or spec.type != "string" or spec.format not in ("", "string"):
-        return spec
-    values = enum_in_prose(spec.description)
-    return spec.model_copy(update={"enum": values}) if values else spec
 
 
 def _name_from_path(method: str, path: str) -> str:

@@ -5,10 +5,29 @@ from __future__ import annotations
 
 import re
 
+from envgen.types import FieldSpec
+
+NO_MODEL = (
+    "the tools are described in prose, which takes a language model to read and is not supported "
+    "without one; give an OpenAPI, MCP or function-calling document"
+)
+"""Why prose is refused, and what to do."""
 _TOKEN = r"[A-Za-z0-9][A-Za-z0-9_\-]{0,23}"
 _LEAD = re.compile(
-    r"\b(?:one of|(?:(?:possible|valid|allowed) (?:values|options)|options)(?: are)?)"
-    r"\s*:?\s*[\[(]?\s*(?P<list>[^\].();]+)",
+    r"(?:\b(?:one of|(?:(?:possible|valid|allowed|accepted|supported) (?:values|options)|options)(?: are)?"
+    r"|enum:)"
+    r"|\[enum\])(?: the following)?\s*:?\s*[\[({]?\s*(?P<list>[^\].();}]+)",
+    re.IGNORECASE,
+)
+_QUOTES = re.compile(r"""(?P<q>['"`])(?P<value>[^'"`\n]{1,40})(?P=q)""")
+_CLOSED = re.compile(
+    r"\b(?:(?:must|should|can|may|has to) be|one of|either)\b[^'\"`.]{0,24}$"
+    r"|\b(?:values?|options?|enum|choices?)\s*(?:are|is)?\s*$|^\W*$|\($",
+    re.IGNORECASE,
+)
+_BETWEEN = re.compile(  # a meaning, then a comma, a bar, or "or"
+    r"^\s*(?:\([^()]*\)|(?:for|to|=|:|-|–|—)\s*[^'\"`,;|]+)?\s*"
+    r"(?:[,;|/]\s*(?:or\b|and\b)?|or\b|and\b)\s*$",
     re.IGNORECASE,
 )
 _PAREN = re.compile(r"\((?P<list>[^()]+)\)\s*\.?\s*$")
@@ -43,9 +62,27 @@ def enum_in_prose(description: str) -> tuple[str, ...]:
             values = _values(found["list"])
             # "owner (username or organization)" says two kinds of value, not two values
             kinds = pattern is _PAREN and len(values) == 2 and not _literal(values, found["list"])
+            kinds = kinds and "|" not in found["list"]
             if values and not kinds:
                 return values
-    return ()
+    return _quoted(text)
+
+
+def _quoted(text: str) -> tuple[str, ...]:
+    """Values in quotes that a text lists as all there are: ``must be 'a', 'b' or 'c'``, ``'l' for lines``."""
+    found = list(_QUOTES.finditer(text))
+    run = found[:1]
+    for right in found[1:]:
+        if not _BETWEEN.match(text[run[-1].end() : right.start()]):
+            break
+        run.append(right)
+    if len(run) < 2:
+        return ()
+    start, end = text[: run[0].start()].rstrip(" [{:"), text[run[-1].end() :].lstrip(" ,")
+    if not _CLOSED.search(start) or _OPEN_ENDED.search(start[-40:]) or re.match(r"etc|\.\.\.|…", end):
+        return ()
+    values = tuple(dict.fromkeys(match["value"] for match in run))
+    return values if 2 <= len(values) <= MAX_VALUES and not _looks_like_format(values) else ()
 
 
 def _literal(values: tuple[str, ...], text: str) -> bool:
@@ -82,6 +119,14 @@ def _looks_like_format(values: tuple[str, ...]) -> bool:
         re.fullmatch(r"[YMDHhmsS\-:T]+", value) and len(value) > 1 and value.upper() != "SMS"
         for value in values
     )
+
+
+def with_prose_enum(spec: FieldSpec) -> FieldSpec:
+    """``spec`` with the closed list of values its description names, when the schema gives none."""
+    if spec.enum or spec.type != "string" or spec.format not in ("", "string"):
+        return spec
+    values = enum_in_prose(spec.description)
+    return spec.model_copy(update={"enum": values}) if values else spec
 
 
 _SECTION = re.compile(

@@ -7,25 +7,29 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from envgen.errors import DocumentError
-from envgen.tooldocs.functions import is_functions, read_functions
+from envgen.tooldocs.foreign import refusal
+from envgen.tooldocs.functions import is_tool_list, read_tool_list
+from envgen.tooldocs.labelled import labelled_text, read_labelled
+from envgen.tooldocs.listing import find_list
 from envgen.tooldocs.load import Loaded, load
-from envgen.tooldocs.mcp import is_mcp, read_mcp
+from envgen.tooldocs.markdown import read_markdown
 from envgen.tooldocs.openapi import is_openapi, read_openapi
-from envgen.tooldocs.toollist import find_list
-from envgen.tooldocs.tree import kind, map_or_none
 from envgen.types import ToolDoc
-
-_PROSE_LENGTH = 200
-"""A string of this many characters in a document of no known format is taken for prose."""
 
 
 def read_tool_doc(path: Path) -> ToolDoc:
-    """Reads an OpenAPI 3.0/3.1 or Swagger 2.0 document, an MCP tool list, or function-calling JSON (lines).
+    """Reads OpenAPI 3.0/3.1 or Swagger 2.0, an MCP tool list, function-calling JSON (lines), or a Markdown
+    tool list.
 
-    The format is found by the document's keys, not by the file's name. Raises DocumentError, and nothing
-    else, for whatever cannot be read; the message starts with the file name or the JSON pointer.
+    The format is found by the document's keys and structure; only ``.md`` is believed by name. ``detected``
+    says what was found and why. Raises DocumentError, and nothing else, for whatever cannot be read; the
+    message starts with the file name or the JSON pointer.
     """
-    loaded = load(Path(path))
+    return read_loaded(load(Path(path)))
+
+
+def read_loaded(loaded: Loaded) -> ToolDoc:
+    """`read_tool_doc` of a document that is parsed already."""
     try:
         return _read(loaded)
     except ValidationError as error:
@@ -42,34 +46,15 @@ def read_tool_doc(path: Path) -> ToolDoc:
 def _read(loaded: Loaded) -> ToolDoc:
     if is_openapi(loaded.tree):
         return read_openapi(loaded)
-    if is_mcp(loaded.tree):
-        return read_mcp(loaded)
-    if is_functions(loaded.tree):
-        return read_functions(loaded)
-    raise DocumentError(_no_format(loaded))
-
-
-def _no_format(loaded: Loaded) -> str:
-    tree = loaded.tree
-    found = find_list(tree)
-    if found is not None:
-        what = (
-            "an empty list"
-            if not found[0]
-            else "a list in which no entry has a name with a description or a schema"
-        )
-        return f"{loaded.source}: {what}; expected tools with name, description and parameters"
-    mapping = map_or_none(tree)
-    texts = [value for value in mapping.values() if isinstance(value, str)] if mapping is not None else [tree]
-    if any(isinstance(text, str) and len(text) >= _PROSE_LENGTH for text in texts) or isinstance(tree, str):
-        return (
-            f"{loaded.source}: the tools are described in prose, which takes a language model to read "
-            "and is not supported; "
-            "give an OpenAPI, MCP or function-calling document"
-        )
-    keys = f" with the keys {sorted(mapping)[:8]}" if mapping is not None else ""
-    return (
-        f"{loaded.source}: {kind(tree)}{keys} is no known tool document; expected 'openapi', "
-        "'swagger', a list of tools, or "
-        "'tools' / 'functions'"
-    )
+    labelled = labelled_text(loaded.tree)
+    if labelled is not None:
+        return read_labelled(loaded, *labelled)
+    if loaded.text:
+        return read_markdown(loaded)
+    found = find_list(loaded)
+    if found is not None and is_tool_list(found):
+        return read_tool_list(loaded, found)
+    if found is not None and not found.entries and found.findings:
+        names = "; ".join(finding.message for finding in found.findings[:3])
+        raise DocumentError(f"{found.where or '/'}: no tool with a schema is left: {names}")
+    raise DocumentError(refusal(loaded.tree, loaded.source))

@@ -7,13 +7,13 @@ itself, or that exceeds ``MAX_SCHEMA_DEPTH`` levels or ``MAX_SCHEMA_NODES`` node
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, cast
 from urllib.parse import unquote
 
 from envgen.errors import DocumentError
+from envgen.tooldocs.local_files import LocalFiles
 from envgen.tooldocs.node import (
-    FORMATS,
     TYPE_NAMES,
     Node,
     Sub,
@@ -25,6 +25,7 @@ from envgen.tooldocs.node import (
     unite,
 )
 from envgen.tooldocs.tree import JsonMap, as_list, as_map, as_text, join, kind, list_or_none, map_or_none
+from envgen.tooldocs.type_words import read_type
 from envgen.types import FieldSpec, FieldType
 
 MAX_SCHEMA_DEPTH = 7
@@ -36,52 +37,86 @@ MAX_FLATTENED = 20_000
 MAX_FLATTENED_IN_ALL = 500_000
 
 
+@dataclass(frozen=True)
+class Missing:
+    """A JSON pointer names nothing; ``token`` is the part that was not found."""
+
+    token: str
+
+
+def walk(tree: Any, fragment: str) -> Any:
+    """The value at a JSON pointer of ``tree``, or `Missing`."""
+    value: Any = tree
+    for raw in fragment.split("/")[1:]:
+        token = raw.replace("~1", "/").replace("~0", "~")
+        mapping, items = map_or_none(value), list_or_none(value)
+        if mapping is not None and token in mapping:
+            value = mapping[token]
+        elif (
+            items is not None
+            and token.isdecimal()
+            and token.isascii()
+            and len(token) < 8
+            and int(token) < len(items)
+        ):
+            value = items[int(token)]
+        else:
+            return Missing(token)
+    return value
+
+
 class SchemaReader:
     """Reads schemas of one document. ``#/…`` references point into ``root``, which is at ``root_pointer``."""
 
-    def __init__(self, root: Any, root_pointer: str = "") -> None:
+    def __init__(
+        self, root: Any, root_pointer: str = "", files: LocalFiles | None = None, outer: Any = None
+    ) -> None:
+        """``files`` opens references to other files; ``outer`` is the whole document when ``root`` is a part
+        of it, for references that mean the whole."""
         self._root = root
         self._root_pointer = root_pointer
+        self._files = files if files is not None else LocalFiles()
+        self._outer = outer
         self._flattened = 0
         self._flattened_before = 0
 
     # -------------------------------------------------------------------------------------------- references
     def lookup(self, ref: object, pointer: str) -> tuple[Any, str]:
-        """(value, pointer) that a reference names; DocumentError when it leaves the file or is empty."""
+        """(value, pointer) that a reference names; DocumentError when it leaves the folder or is empty.
+
+        Pointers into other files read ``file.yaml#/components/…``.
+        """
         if not isinstance(ref, str):
             raise DocumentError(
                 f"{pointer}: $ref is {kind(ref)}, expected text such as '#/components/schemas/Pet'"
             )
-        if not ref.startswith("#"):
-            raise DocumentError(
-                f"{pointer}: $ref {ref[:120]!r} points outside the file; bundle the document into one "
-                "file first"
-            )
-        value: Any = self._root
-        fragment = unquote(ref[1:])
+        file, _, raw_fragment = ref.partition("#")
+        fragment = unquote(raw_fragment)
         if fragment and not fragment.startswith("/"):
             raise DocumentError(
                 f"{pointer}: $ref {ref[:120]!r} names an anchor; expected a JSON pointer such as "
                 "'#/components/schemas/Pet'"
             )
-        for raw in fragment.split("/")[1:]:
-            token = raw.replace("~1", "/").replace("~0", "~")
-            mapping, items = map_or_none(value), list_or_none(value)
-            if mapping is not None and token in mapping:
-                value = mapping[token]
-            elif (
-                items is not None
-                and token.isdecimal()
-                and token.isascii()
-                and len(token) < 8
-                and int(token) < len(items)
-            ):
-                value = items[int(token)]
-            else:
-                raise DocumentError(
-                    f"{pointer}: $ref {ref[:120]!r} names nothing in this document ({token[:60]!r} not found)"
-                )
-        return value, self._root_pointer + fragment
+        base = self._file_of(pointer)
+        name = self._files.name(unquote(file), base, pointer) if file else base
+        if name:
+            found = walk(self._files.tree(name, pointer), fragment)
+            place = f"{name}#{fragment}"
+        else:
+            found, place = walk(self._root, fragment), self._root_pointer + fragment
+            if isinstance(found, Missing) and self._outer is not None:
+                found, place = walk(self._outer, fragment), fragment
+        if isinstance(found, Missing):
+            raise DocumentError(
+                f"{pointer}: $ref {ref[:120]!r} names nothing in "
+                f"{name or 'this document'} ({found.token[:60]!r} not found)"
+            )
+        return found, place
+
+    def _file_of(self, pointer: str) -> str:
+        """The file a pointer stands in; empty for the document itself."""
+        name = pointer.partition("#")[0]
+        return name if name in self._files.used and pointer.startswith(f"{name}#") else ""
 
     def resolve(self, value: Any, pointer: str, what: str) -> tuple[JsonMap, str]:
         """(object, pointer) after following references of a parameter, request body, response or example."""
@@ -184,6 +219,11 @@ class SchemaReader:
             items_sub = Sub(listed_items[0], join(pointer, "items", 0), sub.entered) if listed_items else None
         else:
             items_sub = Sub(items, join(pointer, "items"), sub.entered) if items is not None else None
+        word = read_type(schema["type"]) if isinstance(schema.get("type"), str) else None
+        if word is not None:  # "List[str]" and "Literal['a', 'b']" say more than a type
+            enum = enum or word.enum
+            if word.items and items_sub is None:
+                items_sub = Sub({"type": word.items}, join(pointer, "type"), sub.entered)
         return Node(
             types=types or infer(enum, members, items_sub),
             pointer=pointer,
@@ -216,18 +256,17 @@ class SchemaReader:
                 raise DocumentError(
                     f"{join(pointer, 'type')}: type is {kind(word)}, expected a word such as 'string'"
                 )
-            lower = word.strip().lower()
-            if lower in {"null", "none"}:
-                nullable = True
-            elif lower in TYPE_NAMES:
-                types.append(TYPE_NAMES[lower])
-                implied = implied or FORMATS.get(lower, "")
+            known = read_type(word)
+            if known is not None:
+                types.extend(known.types)
+                nullable = nullable or known.nullable
+                implied = implied or known.format
             else:
                 raise DocumentError(
                     f"{join(pointer, 'type')}: type {word[:60]!r} is unknown; expected one of "
                     f"{', '.join(dict.fromkeys(TYPE_NAMES.values()))}"
                 )
-        return tuple(t for t in dict.fromkeys(types) if t != "any"), nullable, implied
+        return tuple(dict.fromkeys(types)), nullable, implied
 
     def _choose(self, node: Node, variants: list[Any], pointer: str, sub: Sub, depth: int) -> Node:
         """``oneOf``/``anyOf``: null makes the field nullable; objects are united (required = in all); scalar

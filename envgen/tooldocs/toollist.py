@@ -1,61 +1,49 @@
-"""What MCP and function-calling lists share: one tool entry with a JSON Schema (or an argument list) ->
-ToolSpec."""
+"""One entry of an MCP or function-calling list, in any of their spellings -> ToolSpec."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
 from envgen.errors import DocumentError
-from envgen.tooldocs.naming import clean_name, words
+from envgen.tooldocs.listing import SCHEMA_KEYS
+from envgen.tooldocs.local_files import LocalFiles
+from envgen.tooldocs.naming import clean_name
 from envgen.tooldocs.node import Sub
-from envgen.tooldocs.openapi import with_prose_enum
-from envgen.tooldocs.prose import split_docstring
+from envgen.tooldocs.param_text import read_sentence
+from envgen.tooldocs.prose import split_docstring, with_prose_enum
+from envgen.tooldocs.required import assumed_required
 from envgen.tooldocs.schema import SchemaReader
 from envgen.tooldocs.tree import JsonMap, as_list, as_map, as_text, join, list_or_none, map_or_none
+from envgen.tooldocs.type_words import read_type
 from envgen.types import FieldSpec, ToolSpec
 
-SCHEMA_KEYS = ("inputSchema", "input_schema", "parameters", "inputs", "args_schema")
-OUTPUT_KEYS = ("outputSchema", "output_schema", "response", "returns")
+OUTPUT_KEYS = (
+    "outputSchema", "output_schema", "response", "responseJsonSchema", "response_json_schema", "returns",
+    "return", "results",
+)  # fmt: skip
+_SCHEMA_WORDS = ("properties", "$ref", "allOf", "oneOf", "anyOf", "additionalProperties", "patternProperties")
 
 
-def looks_like_tool(value: object) -> bool:
-    """True for an object with a name and a schema, arguments or a description, or ``{type, function}``."""
-    entry = map_or_none(value)
-    if entry is None:
-        return False
-    if map_or_none(entry.get("function")) is not None:
-        return True
-    return "name" in entry and any(key in entry for key in (*SCHEMA_KEYS, "arguments", "description"))
+@dataclass(frozen=True)
+class Around:
+    """What an entry may refer to beside itself: the whole document, and the files in its folder."""
+
+    document: Any = None
+    files: LocalFiles = field(default_factory=LocalFiles)
 
 
-def find_list(tree: object) -> tuple[list[Any], str, JsonMap] | None:
-    """(entries, pointer, wrapper) of the tool list in a document: bare, ``{tools}``, ``{functions}``, JSON-
-    RPC, one tool."""
-    entries = list_or_none(tree)
-    if entries is not None:
-        return entries, "", {}
-    wrapper = map_or_none(tree)
-    if wrapper is None:
-        return None
-    for key in ("tools", "functions"):
-        if list_or_none(wrapper.get(key)) is not None:
-            return as_list(wrapper[key], join("", key), key), join("", key), wrapper
-    result = map_or_none(wrapper.get("result"))
-    if result is not None and list_or_none(result.get("tools")) is not None:
-        return as_list(result["tools"], "/result/tools", "tools"), "/result/tools", wrapper
-    if looks_like_tool(wrapper) and any(key in wrapper for key in (*SCHEMA_KEYS, "arguments", "function")):
-        return [wrapper], "", {}
-    return None
-
-
-def read_entry(raw: object, pointer: str) -> ToolSpec:
+def read_entry(raw: object, pointer: str, around: Around | None = None) -> ToolSpec:
     """One entry of a tool list. Raises DocumentError by pointer."""
+    around = around if around is not None else Around()
     entry = as_map(raw, pointer, "tool")
-    if map_or_none(entry.get("function")) is not None:  # OpenAI chat form
-        entry, pointer = (
-            as_map(entry["function"], join(pointer, "function"), "function"),
-            join(pointer, "function"),
-        )
+    for envelope in ("function", "toolSpec"):  # OpenAI chat form, Bedrock
+        if map_or_none(entry.get(envelope)) is not None:
+            place = join(pointer, envelope)
+            outer_hints = map_or_none(entry.get("annotations"))
+            entry, pointer = as_map(entry[envelope], place, envelope), place
+            if outer_hints is not None and "annotations" not in entry:
+                entry = {**entry, "annotations": outer_hints}
     name = as_text(entry.get("name"), join(pointer, "name"), "name")
     if not name.strip():
         raise DocumentError(
@@ -64,15 +52,16 @@ def read_entry(raw: object, pointer: str) -> ToolSpec:
     text = as_text(entry.get("description"), join(pointer, "description"), "description")
     description, said = split_docstring(text)
     hints = map_or_none(entry.get("annotations")) or {}
-    params = _params(entry, pointer, name)
+    title = as_text(entry.get("title") or hints.get("title"), join(pointer, "title"), "title")
+    params = _params(entry, pointer, name, around)
     return ToolSpec(
         name=clean_name(name, pointer),
-        description=description,
+        description=description or " ".join(title.split()),
         params=tuple(with_prose_enum(_described(param, said)) for param in params),
-        output=_output(entry, pointer),
-        read_only=_hint(hints, "readOnlyHint", pointer),
-        destructive=_hint(hints, "destructiveHint", pointer),
-        idempotent=_hint(hints, "idempotentHint", pointer),
+        output=_output(entry, pointer, around),
+        read_only=_hint(entry, hints, "readOnlyHint", pointer),
+        destructive=_hint(entry, hints, "destructiveHint", pointer),
+        idempotent=_hint(entry, hints, "idempotentHint", pointer),
         pointer=pointer or "/",
     )
 
@@ -83,38 +72,99 @@ def _described(param: FieldSpec, said: dict[str, str]) -> FieldSpec:
     return param.model_copy(update={"description": said[param.name]})
 
 
-def _hint(hints: JsonMap, key: str, pointer: str) -> bool | None:
-    value = hints.get(key)
-    if value is None or isinstance(value, bool):
-        return value
-    raise DocumentError(f"{join(pointer, 'annotations', key)}: expected true or false")
+def _hint(entry: JsonMap, hints: JsonMap, key: str, pointer: str) -> bool | None:
+    """A hint among the annotations, in camel or snake case, or beside the name."""
+    snake = "".join(f"_{c.lower()}" if c.isupper() else c for c in key)
+    for holder, place in ((hints, join(pointer, "annotations")), (entry, pointer)):
+        for spelling in (key, snake):
+            value = holder.get(spelling)
+            if isinstance(value, bool):
+                return value
+            if value is not None:
+                raise DocumentError(f"{join(place, spelling)}: expected true or false")
+    return None
 
 
-def _params(entry: JsonMap, pointer: str, name: str) -> list[FieldSpec]:
-    for key in SCHEMA_KEYS:
-        if entry.get(key) is not None:
-            if list_or_none(entry[key]) is not None:
-                return _argument_list(as_list(entry[key], join(pointer, key), key), join(pointer, key), name)
-            return _schema_params(as_map(entry[key], join(pointer, key), key), join(pointer, key))
-    if entry.get("arguments") is not None:
-        place = join(pointer, "arguments")
-        if list_or_none(entry["arguments"]) is not None:
-            return _argument_list(as_list(entry["arguments"], place, "arguments"), place, name)
-        return _schema_params(as_map(entry["arguments"], place, "arguments"), place)
+# ------------------------------------------------------------------------------------------------ parameters
+def _params(entry: JsonMap, pointer: str, name: str, around: Around) -> list[FieldSpec]:
+    for key in (*SCHEMA_KEYS, "arguments"):
+        if entry.get(key) is None:
+            continue
+        place = join(pointer, key)
+        if list_or_none(entry[key]) is not None:
+            return _argument_list(as_list(entry[key], place, key), place, name)
+        schema = as_map(entry[key], place, key)
+        if key == "inputSchema" and map_or_none(schema.get("json")) is not None and "type" not in schema:
+            schema, place = (
+                as_map(schema["json"], join(place, "json"), "json"),
+                join(place, "json"),
+            )  # Bedrock
+        bare = bare_properties(schema)
+        if bare is not None:
+            return _bare_params(bare, place, around)
+        return _schema_params(schema, place, around, also_required=entry.get("required"))
     return []
 
 
-def _schema_params(schema: JsonMap, pointer: str) -> list[FieldSpec]:
-    reader = SchemaReader(schema, pointer)
+def bare_properties(schema: JsonMap) -> JsonMap | None:
+    """The schema itself when it is a bare map of parameters (xLAM, Cohere: ``{"city": {"type": "str"}}``),
+    or of type words; None for a JSON Schema."""
+    if any(word in schema for word in _SCHEMA_WORDS) or not schema:
+        return None
+    if isinstance(schema.get("type"), str) and read_type(schema["type"]) is not None:
+        others = [v for k, v in schema.items() if k != "type"]
+        if not others or not all(map_or_none(v) is not None for v in others):
+            return None
+    described = all(map_or_none(v) is not None and _is_schema(map_or_none(v) or {}) for v in schema.values())
+    worded = all(isinstance(v, str) and read_sentence("", v).type is not None for v in schema.values())
+    return schema if described or worded else None
+
+
+def _is_schema(value: JsonMap) -> bool:
+    return any(key in value for key in ("type", "description", "enum", "default", *_SCHEMA_WORDS))
+
+
+def _bare_params(schema: JsonMap, pointer: str, around: Around) -> list[FieldSpec]:
+    """A bare map says ``required`` in the parameter, as ``str, optional``, or by a default."""
+    result: list[FieldSpec] = []
+    for name, raw in schema.items():
+        place = join(pointer, name)
+        if isinstance(raw, str):
+            said = read_sentence(name, raw)
+            types = said.type.types if said.type is not None else ()
+            value: JsonMap = {"type": list(types), "description": said.description} if types else {}
+            required = said.required is not False
+        else:
+            value = as_map(raw, place, "parameter")
+            word = read_type(value["type"]) if isinstance(value.get("type"), str) else None
+            need = value.get("required")
+            if isinstance(need, bool):
+                required = need
+            elif word is not None and word.required is not None:
+                required = word.required
+            else:
+                required = "default" not in value
+            value = {key: v for key, v in value.items() if key != "required" or isinstance(v, list)}
+        reader = SchemaReader(value, place, around.files, around.document)
+        result.append(reader.field(name, Sub(value, place), location="argument", required=required))
+    return result
+
+
+def _schema_params(
+    schema: JsonMap, pointer: str, around: Around, also_required: object = None
+) -> list[FieldSpec]:
+    """``also_required``: a list of names beside the schema instead of in it."""
+    reader = SchemaReader(schema, pointer, around.files, around.document)
     node = reader.flatten(Sub(schema, pointer))
     if node.types and node.types != ("object",):
         raise DocumentError(
             f"{pointer}: the parameter schema is of type {node.types[0]}, expected an object with properties"
         )
+    beside = {str(name) for name in list_or_none(also_required) or []}
     result: list[FieldSpec] = []
     for name, sub in node.members.items():
         inner = reader.flatten(sub)
-        required = name in node.required or inner.required_self
+        required = name in node.required or name in beside or inner.required_self
         spec = reader.node_field(name, inner, location="argument", required=required)
         result.append(spec.model_copy(update={"pointer": sub.pointer}))
     return result
@@ -148,31 +198,22 @@ def _says_optional(argument: JsonMap) -> bool:
 
 
 def _required(argument: JsonMap, name: str, tool: str, marked: bool, index: int) -> bool:
-    """What the entry says; else, in a tool that marks its optional arguments, all others; else ids, the first
-    argument, names and titles; and of a change only the ids (nobody must re-send what does not change)."""
+    """What the entry says; else, in a tool that marks its optional arguments, all others; else by its
+    name."""
     if isinstance(argument.get("required"), bool):
         return argument["required"] is True
     if _says_optional(argument):
         return False
-    if marked:
-        return True
-    parts = words(name)
-    if parts[-1:] in (("id",), ("ids",)):
-        return True
-    if words(tool)[:1] and words(tool)[0] in {"update", "edit", "modify", "patch", "change"}:
-        return False
-    return (
-        index == 0
-        or parts[-1:] in (("name",), ("title",))
-        or words(tool)[:1] in (("set",), ("get",), ("search",))
-    )
+    return marked or assumed_required(name, tool, index)
 
 
-def _output(entry: JsonMap, pointer: str) -> FieldSpec | None:
+def _output(entry: JsonMap, pointer: str, around: Around) -> FieldSpec | None:
     for key in OUTPUT_KEYS:
-        if map_or_none(entry.get(key)) is not None:
+        schema = map_or_none(entry.get(key))
+        if schema is not None:
             place = join(pointer, key)
-            return SchemaReader(entry[key], place).field(
-                "result", Sub(entry[key], place), location="response", output=True
-            )
+            if (bare := bare_properties(schema)) is not None:
+                schema = {"type": "object", "properties": bare}
+            reader = SchemaReader(schema, place, around.files, around.document)
+            return reader.field("result", Sub(schema, place), location="response", output=True)
     return None

@@ -74,7 +74,7 @@ def test_help(run) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["lint"], "Missing argument 'DOC'"),
+        (["lint"], "got no document; expected DOC..., or --mcp"),
         (["dance"], "No such command 'dance'"),
         (["lint", "--fast", "x"], "No such option: --fast"),
         (["lint", "/no/such.yaml"], "no such file"),

@@ -177,9 +177,20 @@ def test_shared_details(shared_tooldocs: Path) -> None:
     assert [p.name for p in tool(notion, "move-page").params if p.location == "body"] == ["parent"]
 
 
-def test_prose_needs_a_model(shared_tooldocs: Path) -> None:
+def test_prose_needs_a_model(tmp_path: Path) -> None:
+    text = "The service lets you make tasks and hand them to workers. " * 5
     with pytest.raises(DocumentError, match="prose, which takes a language model"):
-        read_tool_doc(shared_tooldocs / "toolalpaca_auth0_plaintext.json")
+        read_tool_doc(write(tmp_path, {"name": "Tasks", "documentation": text}))
+
+
+def test_text_with_labelled_blocks_needs_none(shared_tooldocs: Path) -> None:
+    doc = read_tool_doc(shared_tooldocs / "toolalpaca_auth0_plaintext.json")
+    assert (doc.title, doc.format, len(doc.tools)) == ("Auth0", "labelled-text", 9)
+    roles = tool(doc, "listRoles").output
+    assert roles is not None and roles.properties[0].items is not None
+    assert [p.name for p in roles.properties[0].items.properties] == ["roleId", "roleName"]
+    assert tool(doc, "listRoles").pointer == "/NLDocumentation line 21"
+    assert param(tool(doc, "authenticateUser"), "provider").enum == ("google", "facebook", "twitter")
 
 
 def test_pointers_lead_to_the_place(examples_dir: Path) -> None:
@@ -416,6 +427,18 @@ paths:
         ("One of: open, closed or all.", ("open", "closed", "all")),
         ("The state. One of [todo, done].", ("todo", "done")),
         ("'asc' or 'desc'", ("asc", "desc")),
+        ("Mode ('l' for lines, 'w' for words, 'c' for characters).", ("l", "w", "c")),
+        ('The unit. [Enum]: ["lines", "words"]', ("lines", "words")),
+        ("Status must be 'todo', 'in progress', or 'done'", ("todo", "in progress", "done")),
+        ('can be "buy" or "sell"', ("buy", "sell")),
+        ("Valid values: x | y | z", ("x", "y", "z")),
+        ("Accepted values are low, high", ("low", "high")),
+        ("Direction (asc|desc)", ("asc", "desc")),
+        ("Name like 'foo' or 'bar'", ()),
+        ("Format must be 'YYYY' or 'MM'", ()),
+        ("Filter by state: 'open', 'closed', etc.", ()),
+        ("The user's name and the dog's name", ()),
+        ("the value of 'a' or 'b' wins", ()),
         ("Symbol (e.g., RELIANCE, INFY)", ()),
         ("Exchange (NSE, BSE, etc.)", ()),
         ("Start date (YYYY-MM-DD)", ()),

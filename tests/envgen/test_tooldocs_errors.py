@@ -66,7 +66,7 @@ def schema(value: Any) -> str:
         (api(paths={"/a": {"get": {"parameters": [{"in": "query"}]}}}), "has no name"),
         (api(paths={"/a": {"get": {"parameters": [{"name": "x", "in": "moon"}]}}}), "'moon', expected path"),
         (api(paths={"/a": {"$ref": "#/paths/~1a"}}), "never ends"),
-        (api(paths={"/a": {"get": {"requestBody": {"$ref": "other.yaml#/x"}}}}), "outside the file"),
+        (api(paths={"/a": {"get": {"requestBody": {"$ref": "b.yaml#/x"}}}}), "b.yaml: no such file"),
         (api(paths={"/a": {"get": {"requestBody": {"$ref": "#/nope"}}}}), "names nothing"),
         (json.dumps({"openapi": "4.0", "paths": {"/a": OP}}), "expected 3.0 or 3.1"),
         (json.dumps({"swagger": "1.2", "paths": {"/a": OP}}), "expected 2.0"),

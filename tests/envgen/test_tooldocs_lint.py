@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from envgen.synthesis.audit import audit
 from envgen.tooldocs import lint, read_tool_doc
 from envgen.tooldocs.naming import words, writes
 from envgen.types import ToolDoc, ToolSpec
@@ -68,6 +69,66 @@ def test_other_warnings(tmp_path: Path) -> None:
         ("warning", "write-without-key", "/3"),
         ("warning", "untyped-parameter", "/4/parameters/properties/x"),
     ]
+
+
+def test_findings_about_the_whole_document(tmp_path: Path) -> None:
+    tools = [
+        entry("get_task", "task_id", response=False),
+        entry("delete_task", "task_id", response=False),
+        entry("update_worker", "worker_id", response=False),
+    ]
+    found = codes(read(tmp_path, tools))
+    assert ("warning", "no-list-tool", "/") in found and ("warning", "no-outputs", "/") in found
+    assert ("warning", "no-creator", "/1") in found and ("warning", "no-creator", "/2") in found
+
+
+def test_findings_about_parameters(tmp_path: Path) -> None:
+    properties = {
+        "method": {"type": "string", "enum": ["get", "put"]},
+        "data": {"type": "object"},
+        "photo": {"type": "string", "format": "binary"},
+    }
+    schema = {"properties": properties, "required": ["data"]}
+    change = {"name": "create_task", "description": "x", "parameters": schema}
+    place = "/0/parameters/properties/"
+    found = codes(read(tmp_path, [change, entry("list_tasks")]))
+    assert found == [
+        ("warning", "method-parameter", f"{place}method"),
+        ("warning", "free-form-parameter", f"{place}data"),
+        ("warning", "file-parameter", f"{place}photo"),
+    ]
+
+
+def test_annotations_that_contradict_the_name(tmp_path: Path) -> None:
+    tools = [
+        {**entry("list_tasks"), "annotations": {"readOnlyHint": False}},
+        {**entry("create_task", "title"), "annotations": {"readOnlyHint": True}},
+        {**entry("delete_task", "task_id"), "annotations": {"readOnlyHint": False}},
+    ]
+    doc = read(tmp_path, tools)
+    assert [c for c in codes(doc) if c[1] == "annotation-conflict"] == [
+        ("warning", "annotation-conflict", "/0"),
+        ("warning", "annotation-conflict", "/1"),
+    ]
+    refused = {f.pointer: f.message for f in audit(doc) if f.code == "tool-refused"}
+    assert "marks it as writing" in refused["/0"] and "marks it as read-only" in refused["/1"]
+
+
+def test_audit_says_what_synthesis_would_refuse(examples_dir: Path, tmp_path: Path) -> None:
+    found = audit(read_tool_doc(examples_dir / "museum_openapi31.yaml"))
+    assert [(f.level, f.code) for f in found] == [("warning", "binary-output"), ("warning", "tool-refused")]
+    assert found[1].message.startswith("getTicketCode: its result is binary")
+    assert found[1].pointer == "/paths/~1tickets~1{ticketId}~1qr/get"
+    closed = audit(read(tmp_path, [entry("get_weather", "city")]))
+    assert [f.code for f in closed if f.level == "refusal"] == ["no-write-tool", "no-lookup-tool"]
+
+
+def test_audit_of_a_document_without_tasks(tmp_path: Path) -> None:
+    tools = [entry("list_workers"), entry("update_task", "task_id", "title")]
+    tools[0]["response"] = {"type": "array", "items": {"type": "object", "properties": {
+        "worker_id": {"type": "string"}, "name": {"type": "string"}}}}  # fmt: skip
+    found = audit(read(tmp_path, tools))
+    assert [f.code for f in found if f.level == "refusal"] == ["no-task"]
 
 
 def test_museum(examples_dir: Path) -> None:

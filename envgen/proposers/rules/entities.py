@@ -36,6 +36,9 @@ def build_entities(targets: list[Target]) -> dict[tuple[str, ...], Entity]:
         if target.verb in ("create", "update", "set"):
             entity.offered |= {p.name for p in target.tool.params}
         _read_output(entity, target)
+    for target in targets:  # GET /users/me shows a user, though whose it is no state says
+        if target.refusal and target.after in _ONESELF and target.entity in result:
+            _read_shown(result[target.entity], target)
     for words, entity in result.items():
         _find_key(entity, [t for t in live if t.entity == words], live)
     for target in live:
@@ -72,6 +75,16 @@ def build_entities(targets: list[Target]) -> dict[tuple[str, ...], Entity]:
         acting_user(entity, [t for t in live if t.entity == entity.words])
         required_fields(entity, [t for t in live if t.entity == entity.words])
     return result
+
+
+_ONESELF = (("me",), ("self",), ("current",))
+
+
+def _read_shown(entity: Entity, target: Target) -> None:
+    """The record schema from a read of one's own record, when no other tool of the family gives one."""
+    _, record, _ = unwrap(target.tool.output, entity.words)
+    if entity.record is None and record is not None and record.properties:
+        entity.record = record
 
 
 def _read_output(entity: Entity, target: Target) -> None:

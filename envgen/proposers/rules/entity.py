@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 
 from envgen.proposers.rules.fields import LABELS, merge
@@ -11,6 +12,12 @@ from envgen.synthesis.schema import paging_kind
 from envgen.types import Collection, FieldSpec, StateField
 
 _CURSOR = frozenset({"cursor", "after", "before", "startcursor", "pagetoken", "nexttoken", "pagecursor"})
+
+
+_CREDENTIALS = frozenset({
+    ("access", "token"), ("api", "key"), ("auth", "token"), ("api", "token"), ("bearer", "token"),
+    ("session", "token"), ("client", "secret"), ("authorization",),
+})  # fmt: skip
 
 
 @dataclass
@@ -127,9 +134,23 @@ def address_params(doc_targets: list[Target]) -> set[str]:
     return {name for name, count in counts.items() if len(tools) >= 10 and count * 2 >= len(tools)}
 
 
+def is_credential(spec: FieldSpec) -> bool:
+    """``accessToken``, ``api_key``: a parameter that proves who calls, by its name and, for a bare
+    ``token`` or ``key``, its text."""
+    words = split_words(spec.name)
+    if spec.type not in ("string", "any"):
+        return False
+    if tuple(words) in _CREDENTIALS:
+        return True
+    said = spec.description.lower()
+    return words in (["token"], ["key"]) and bool(
+        re.search(r"\b(authenticat|access token|api key|authori[sz])", said)
+    )
+
+
 def writable(target: Target, entity: Entity, spec: FieldSpec) -> bool:
     """True when a parameter of a writing tool is a value to store, not a key, header, page or credential."""
-    if "password" in split_words(spec.name):
+    if "password" in split_words(spec.name) or is_credential(spec):
         return False
     if spec.location in ("header", "cookie") or spec.name == target.key_param:
         return False
@@ -181,7 +202,10 @@ def is_status_text(prop: FieldSpec) -> bool:
     """``status: Status of the update operation`` tells how the call went, not what the record holds."""
     said = prop.description.lower()
     return prop.type in ("string", "boolean") and (
-        "operation" in said or "attempt" in said or "was successful" in said
+        split_words(prop.name) == ["success"]
+        or "operation" in said
+        or "attempt" in said
+        or "was successful" in said
     )
 
 

@@ -69,7 +69,7 @@ def entities_of(doc: ToolDoc) -> list[tuple[str, ...]]:
     """Entities that a list of tools talks about: what has an id parameter, and what can be created or
     listed."""
     stems: dict[tuple[str, ...], int] = {}
-    parts = {tool.name: take_apart(tool.name) for tool in doc.tools}
+    parts = {tool.name: take_apart(tool.said_name) for tool in doc.tools}
     phrases = [p.phrase for p in parts.values() if p.phrase]
     for tool in doc.tools:
         for param in tool.params:
@@ -124,4 +124,4 @@ def match_entity(
 
 def names_tool(tool: ToolSpec) -> NameTarget:
     """`take_apart` of a tool's name."""
-    return take_apart(tool.name)
+    return take_apart(tool.said_name)

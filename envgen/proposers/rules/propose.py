@@ -57,7 +57,9 @@ def propose(doc: ToolDoc) -> EnvironmentDraft:
 def slug(title: str) -> str:
     """Short name of an environment: first telling words of the title."""
     words = [w for w in re.split(r"[^a-z0-9]+", title.lower()) if w]
-    kept = [w for w in words if w not in {"api", "the", "tools", "json", "openapi", "mcp", "server", "v1"}]
+    kept = [
+        w for w in words if w not in {"api", "and", "the", "tools", "json", "openapi", "mcp", "server", "v1"}
+    ]
     return "_".join((kept or words or ["environment"])[:3])
 
 

@@ -26,6 +26,11 @@ def result_of(target: Target, entity: Entity, everyone: Entities, *, verb: str, 
     if verb == "count":
         return None, (), notes
     output = target.tool.output
+    if output is None or (not output.properties and output.items is None and output.format != "binary"):
+        shown = (
+            f"the {entity.entity} as other tools show it" if entity.record is not None else "the whole record"
+        )
+        notes.append(f"no result schema: the result is {shown}{', in a list' if many else ''}")
     wrapper, record, listed = unwrap(output, entity.words)
     if output is None or record is None or not record.properties or listed != many:
         if output is not None and not many and output.properties:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from envgen.proposers.rules.entity import (
     Entity,
+    is_credential,
     parent_field,
 )
 from envgen.proposers.rules.parts import (
@@ -84,6 +85,9 @@ def _key_and_parents(target: Target, entity: Entity, world: World, parts: Parts)
     for spec in target.tool.params:
         if spec.location in ("header", "cookie"):
             parts.ignored.append(spec.name)
+        elif is_credential(spec):
+            parts.ignored.append(spec.name)
+            parts.assumptions.append(f"{spec.name} is not offered: the caller is signed in already")
         elif (
             spec.name in world.address
             and spec.name in entity.fields

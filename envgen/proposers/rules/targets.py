@@ -26,6 +26,9 @@ from envgen.proposers.rules.words import (
 )
 from envgen.types import FieldSpec, ToolDoc, ToolSpec
 
+_WRITING = frozenset({"create", "update", "delete", "set", "toggle", "move", "run"})
+_READING = frozenset({"get", "list", "search", "count", "stats", "history"})
+
 
 @dataclass
 class Target:
@@ -51,11 +54,13 @@ class Target:
 
 def resolve(doc: ToolDoc) -> list[Target]:
     """One target per tool, in document order."""
-    if any(tool.path for tool in doc.tools):
-        result = _from_paths(doc)
-    else:
-        result = _from_names(doc)
-        _runs(result)
+    result = _from_paths(doc.model_copy(update={"tools": tuple(t for t in doc.tools if t.path)}))
+    named = doc.model_copy(update={"tools": tuple(t for t in doc.tools if not t.path)})
+    if named.tools:  # a combined document may have both kinds: names know what the paths are about
+        by_name = _from_names(named, [t.entity for t in result if t.entity])
+        _runs(by_name)
+        place = {tool.name: index for index, tool in enumerate(doc.tools)}
+        result = sorted([*result, *by_name], key=lambda target: place[target.tool.name])
     for target in result:
         target.refusal = general_refusal(target.tool, target) or target.refusal
     return result
@@ -63,7 +68,7 @@ def resolve(doc: ToolDoc) -> list[Target]:
 
 def general_refusal(tool: ToolSpec, target: Target) -> str:
     """A reason that holds whatever the entity is, or empty."""
-    name_words = split_words(tool.name)
+    name_words = split_words(tool.said_name)
     said = set(name_words)
     segments = {word for part in tool.path.split("/") for word in split_words(part)}
     if (
@@ -83,6 +88,10 @@ def general_refusal(tool: ToolSpec, target: Target) -> str:
         return "it reads a clock, not the state"
     if _returns_token(tool.output):
         return "its result requires an authentication token, and credentials are not modelled"
+    if tool.read_only is True and target.verb in _WRITING:
+        return "the document marks it as read-only, and its name or method says that it writes"
+    if tool.read_only is False and target.verb in _READING:
+        return "the document marks it as writing, and does not say what it changes beyond what its name reads"
     first = name_words[0] if name_words else ""
     if first in EXTERNAL and target.verb not in ("create",):
         return f"external effect: {EXTERNAL[first]}"
@@ -129,8 +138,8 @@ def _from_paths(doc: ToolDoc) -> list[Target]:
         target.parents = [(known[prefix], param) for prefix, param in found.chain[:-1] if param]
         target.plural = not key_param
         target.after = tuple(split_words(found.action))
-        words = split_words(tool.name)
-        part = names.take_apart(tool.name)
+        words = split_words(tool.said_name)
+        part = names.take_apart(tool.said_name)
         target.word = part.verb or (words[0] if words else "")
         target.verb = _verb_of_path(tool, target, found)
         if not target.verb:
@@ -187,11 +196,11 @@ def _verb_of_action(tool: ToolSpec, target: Target) -> str:
 
 
 # ------------------------------------------------------------------------------------------------ names
-def _from_names(doc: ToolDoc) -> list[Target]:
-    entities = names.entities_of(doc)
+def _from_names(doc: ToolDoc, known: list[tuple[str, ...]]) -> list[Target]:
+    entities = list(dict.fromkeys([*names.entities_of(doc), *known]))
     result: list[Target] = []
     for tool in doc.tools:
-        part = names.take_apart(tool.name)
+        part = names.take_apart(tool.said_name)
         target = Target(tool, word=part.verb, plural=part.plural)
         result.append(target)
         if "method" in {p.name for p in tool.params if p.enum}:
@@ -215,7 +224,7 @@ def _from_names(doc: ToolDoc) -> list[Target]:
             target.verb, target.singleton = ("get", True) if not tool.params else ("", False)
         if not target.verb:
             target.refusal = (
-                f"no known effect of the verb {part.verb or split_words(tool.name)[0]!r}: {_says(tool)}"
+                f"no known effect of the verb {part.verb or split_words(tool.said_name)[0]!r}: {_says(tool)}"
             )
     return result
 
@@ -239,7 +248,7 @@ def _runs(targets: list[Target]) -> None:
 
 
 def _no_entity(tool: ToolSpec, part: names.NameTarget) -> str:
-    words = set(split_words(tool.name))
+    words = set(split_words(tool.said_name))
     if "server" in words or "version" in words or words & {"health", "ping"}:
         return "it describes the server itself, which is no part of the state the tools share"
     if words & {"time", "date", "clock"}:
@@ -308,7 +317,7 @@ def _verb_of_name(target: Target, part: names.NameTarget) -> str:
         return "create"
     if verb in UPDATE and target.key_param and (not after or _named_params(target)):
         return "update"
-    if verb in MOVE and target.key_param and not after:
+    if verb in MOVE and target.key_param and not after and not target.before:  # assign_user_role: whose?
         return "move"
     if verb in DELETE and target.key_param and not after:
         return "delete"

@@ -69,6 +69,7 @@ STATE_VERBS: dict[str, tuple[str, object]] = {
 """Verb -> the field it is known to set, and the value."""
 AUTH = frozenset({
     "login", "logout", "signin", "signout", "signup", "authenticate", "authorize", "authorise",
+    "authentication", "authorization", "passwordless", "otp",
 })  # fmt: skip
 EXTERNAL = {
     "send": "it sends something out of the environment",

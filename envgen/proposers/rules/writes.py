@@ -142,7 +142,7 @@ def _only_while(target: Target, entity: Entity, parts: Parts) -> None:
     """``Modify an existing pending order``: refused once the order is in another state."""
     for name in ("status", "state"):
         item = entity.fields.get(name)
-        for value in item.enum[:1] if item is not None and item.default == item.enum[0] else ():
+        for value in item.enum[:1] if item is not None and item.default in item.enum[:1] else ():
             if re.search(
                 rf"\b{re.escape(str(value))}\s+{re.escape(entity.entity)}\b", target.tool.description
             ):
@@ -172,7 +172,11 @@ def set_semantics(target: Target, entity: Entity, world: World, parts: Parts) ->
     shown = str(value) if isinstance(value, str) else {"following": "followed"}.get(name, name)
     how = "not" if value is False else "already"
     said = f"{entity.entity.capitalize()} {{{target.key_param}}} is {how} {shown}."
-    if "no-op" not in target.tool.description.lower():
+    if target.tool.idempotent is True:
+        parts.assumptions.append(
+            f"{target.word} of what is so already changes nothing: it is marked idempotent"
+        )
+    elif "no-op" not in target.tool.description.lower():
         parts.rules.append(
             Precondition(
                 kind="field_not_equals",

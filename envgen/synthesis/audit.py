@@ -1,0 +1,46 @@
+"""What a document lacks for a good environment: its own faults, what the rules make of each tool, and
+whether any task can be planned."""
+
+from __future__ import annotations
+
+from envgen.errors import RefusedDocument
+from envgen.proposers.rules import propose
+from envgen.synthesis.catalog import build_catalog
+from envgen.synthesis.pipeline import ShapePlanner
+from envgen.tooldocs.lint import lint
+from envgen.types import LintFinding, ToolDoc
+
+DRAWS = 15
+"""Plans drawn before a document counts as one without tasks; each tries several shapes."""
+HARDEST = 4
+
+
+def audit(doc: ToolDoc) -> tuple[LintFinding, ...]:
+    """`lint`, then ``tool-refused`` for every tool that synthesis would refuse, with its reason.
+
+    Refusals of the whole document: nothing to change and look up is left, or no task can be planned
+    (``no-task``).
+    """
+    found = list(lint(doc))
+    try:
+        draft = propose(doc)
+    except RefusedDocument as error:
+        known = {(finding.level, finding.code) for finding in found}
+        found += [f for f in error.findings if f.level == "warning" or (f.level, f.code) not in known]
+        return _sorted(found)
+    for decision in draft.decisions:
+        if not decision.implemented:
+            message = f"{decision.tool}: {decision.reason}"
+            found.append(
+                LintFinding(level="warning", code="tool-refused", message=message, pointer=decision.pointer)
+            )
+    planner = ShapePlanner(build_catalog(draft), 0, HARDEST)
+    if all(planner.draw() is None for _ in range(DRAWS)):
+        message = "no look-up chain leads to the arguments of a write tool, so no task can be set"
+        found.append(LintFinding(level="refusal", code="no-task", message=message, pointer="/"))
+    return _sorted(found)
+
+
+def _sorted(found: list[LintFinding]) -> tuple[LintFinding, ...]:
+    """Refusals first, else in the order found."""
+    return tuple(sorted(found, key=lambda finding: finding.level == "warning"))
