@@ -63,7 +63,7 @@ PHASES: dict[str, PhaseSpec] = {
 
 NEUTRAL = (
     "run.name", "run.out_dir", "run.compile_cache", "synthesis.workers",
-    "erpo.checkpoint_every", "erpo.keep_checkpoints",
+    "erpo.checkpoint_every", "erpo.keep_checkpoints", "model.remat",
 )  # fmt: skip
 """Keys that change no result."""
 
