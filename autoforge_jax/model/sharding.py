@@ -56,8 +56,8 @@ RULES: dict[str, tuple[str, ...]] = {
     "experts": ("expert",),
     "layers": (),
 }
-"""Logical axis -> the mesh axes that it is split over. `rows` is the first axis of a batch and of activations;
-`experts` is the leading axis of expert weights, which no model here has yet."""
+"""Logical axis -> the mesh axes that it is split over. `rows` is the first axis of a batch and of
+activations; `experts` is the leading axis of expert weights, which no model here has yet."""
 
 MESH_AXES = ("data", "fsdp", "tensor", "expert")
 """Slowest to fastest over the devices, except that `tensor`, which talks most, should lie within a host."""
@@ -75,8 +75,8 @@ class Layout:
         return math.prod(self.mesh.shape[name] for name in dict(self.rules).get(axis, ()))
 
     def spec(self, name: str, axes: Sequence[str | None], shape: Sequence[int]) -> PartitionSpec:
-        """The partition of one array. ConfigError for an axis without a rule, two axes on one mesh axis (names
-        both), or a length that the mesh axes do not divide."""
+        """The partition of one array. ConfigError for an axis without a rule, two axes on one mesh axis
+        (names both), or a length that the mesh axes do not divide."""
         rules = dict(self.rules)
         owner: dict[str, str] = {}
         parts: list[tuple[str, ...] | None] = []
@@ -125,8 +125,8 @@ class Layout:
     def of_state(self, tree: Any, model_axes: Mapping[str, Sequence[str | None]] = LOGICAL_AXES) -> Any:
         """Shardings of parameters, gradients or an optimiser state (arrays or their shapes).
 
-        A leaf belongs to the parameter whose path its own path ends with, when the ranks agree (moments of AdamW
-        and Muon); everything else (counts, scalars) is replicated.
+        A leaf belongs to the parameter whose path its own path ends with, when the ranks agree (moments of
+        AdamW and Muon); everything else (counts, scalars) is replicated.
         """
         leaves, structure = tree_flatten_with_path(tree)
         return jax.tree.unflatten(structure, [self._of_leaf(path, leaf, model_axes) for path, leaf in leaves])
@@ -140,7 +140,7 @@ class Layout:
         return self.replicated
 
     def place(self, tree: Any, shardings: Any) -> Any:
-        """Put host values (equal in every process) or arrays on the mesh; each process writes its own part."""
+        """Put host values (equal in every process) or arrays on the mesh; each process writes its part."""
         return jax.tree.map(self._place_leaf, tree, shardings)
 
     def _place_leaf(self, value: Any, sharding: NamedSharding) -> jax.Array:
@@ -174,8 +174,8 @@ def constrain(x: jax.Array) -> jax.Array:
 
 
 def gather_for_lookup(table: jax.Array) -> jax.Array:
-    """An embedding table [vocab, D] before rows are looked up: whole in D, still split by vocabulary. Without it
-    the compiler gathers the activations instead, on every device."""
+    """An embedding table [vocab, D] before rows are looked up: whole in D, still split by vocabulary. Without
+    it the compiler gathers the activations instead, on every device."""
     layout = active_layout()
     if layout is None:
         return table
@@ -224,14 +224,15 @@ def make_layout(
 ) -> Layout | None:
     """The layout that `[mesh]` describes over this run's devices; None for a mesh of one.
 
-    rows: rows of a micro-batch. devices: others than all of this run's. ConfigError when the mesh does not fit the devices, the model or the rows.
+    rows: rows of a micro-batch. devices: others than all of this run's. ConfigError when the mesh does not
+    fit the devices, the model or the rows.
     """
     check_mesh(config, model, rows)
     if config.size == 1:
         if jax.process_count() > 1:
             raise ConfigError(
-                f"mesh: one device, but {jax.process_count()} processes; set mesh.data or mesh.fsdp so that the "
-                f"product is {jax.device_count()}"
+                f"mesh: one device, but {jax.process_count()} processes; set mesh.data or mesh.fsdp so that "
+                f"the product is {jax.device_count()}"
             )
         return None
     found = jax.devices() if devices is None else list(devices)

@@ -53,7 +53,8 @@ def segment_attention(
     needs stays in cache, where the whole batch would write and read tens of megabytes of fresh memory
     (forward + backward on one core, 16 rows of 320 queries and 620 keys, 2 heads of 64: 88 ms against 158 ms
     with all rows at once and saved weights; 8 rows of 768: 82 against 175). Other devices take all rows at
-    once, and so does the CPU with `by_row` False. A query that sees nothing gives zeros, also in the gradient.
+    once, and so does the CPU with `by_row` False. A query that sees nothing gives zeros, also in the
+    gradient.
     """
     keys = segment_ids if key_segments is None else key_segments
 

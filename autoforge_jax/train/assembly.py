@@ -40,8 +40,8 @@ def use_compile_cache(folder: str) -> None:
 def create_params(
     config: Qwen3Config, seed: int, layout: Layout | None
 ) -> tuple[nnx.GraphDef[Qwen3], Params]:
-    """(graphdef, parameters) of a model drawn with `seed`: the same numbers on every mesh, each device drawing
-    its own part."""
+    """(graphdef, parameters) of a model drawn with `seed`: the same numbers on every mesh, each device
+    drawing its own part."""
 
     def make() -> Qwen3:
         return Qwen3(config, rngs=nnx.Rngs(seed))
@@ -118,8 +118,8 @@ class Assembly:
         return init_state(self.initial_params() if params is None else params, optimizer, self.layout)
 
     def sync(self, params: Params, version: int) -> SyncReport:
-        """Hand parameters to the engine and prove that they arrived. With several processes each has an engine
-        of its own with the whole model."""
+        """Hand parameters to the engine and prove that they arrived. With several processes each has an
+        engine of its own with the whole model."""
         if jax.process_count() > 1:
             params = jax.tree.map(jax.numpy.asarray, gather_to_host(params))
         return sync_weights(params, version, self.engine)

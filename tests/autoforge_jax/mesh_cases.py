@@ -1,4 +1,4 @@
-"""Run by test_mesh.py in a process of its own with 8 CPU devices: one JSON line of facts about every mesh."""
+"""Run by test_mesh.py in a process of its own with 8 CPU devices: one JSON line of facts."""
 
 from __future__ import annotations
 

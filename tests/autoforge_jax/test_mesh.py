@@ -1,4 +1,4 @@
-"""Meshes: the rules table, and that every mesh computes what one device computes (8 CPU devices, own process)."""
+"""Meshes: the rules table, and that every mesh computes what one device computes."""
 
 import json
 import os
