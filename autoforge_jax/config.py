@@ -164,6 +164,8 @@ class MeshConfig(Section):
     """Devices that share the heads, the MLP and the vocabulary of the same rows."""
     expert: int = Field(default=1, ge=1)
     """Devices that share the experts of a mixture-of-experts model."""
+    chip: str = "cpu"
+    """What `autoforge plan` plans for (plan/chips.toml); training uses the devices that are there."""
     coordinator: str = ""
     """Several processes: `host:port` of process 0, or `auto` (Cloud TPU, Slurm); empty = one process. The
     environment variable AUTOFORGE_COORDINATOR goes before it (train.distributed)."""

@@ -212,6 +212,11 @@ class TrainStep:
         sums = self._accumulate(params, batches, self.objective.denominator(batches))
         return float(sums.loss), sums.grads, mean_metrics(sums.metrics)
 
+    def lower(self, params: Params, batch: Batch) -> jax.stages.Lowered:
+        """The micro-batch program for arrays or shapes, not compiled: for its memory and cost analysis."""
+        scale = jax.ShapeDtypeStruct((), jnp.float32)
+        return self._add.lower(jax.eval_shape(self._sums, params, batch, scale), params, batch, scale)
+
     def _accumulate(self, params: Params, batches: Sequence[Batch], denominator: float) -> _Sums:
         if self.layout is not None:
             return self._accumulate_on(self.layout, params, batches, denominator)
@@ -279,16 +284,15 @@ class TrainStep:
             metrics=add_metrics(sums.metrics, more.metrics),
         )
 
-    def _sums(self, params: Params, batch: Batch, denominator: jax.Array) -> _Sums:
-        def loss_fn(params: Params) -> tuple[jax.Array, MetricSums]:
-            tokens = batch_logprobs(
-                self._forward, params, batch, self.objective.temperature, self._chunk_size
-            )
-            output = self.objective(tokens, batch, denominator)
-            return output.loss, output.metrics
+    def loss(self, params: Params, batch: Batch, denominator: jax.Array) -> tuple[jax.Array, MetricSums]:
+        """A micro-batch's share of the loss, and its metrics; traceable."""
+        tokens = batch_logprobs(self._forward, params, batch, self.objective.temperature, self._chunk_size)
+        output = self.objective(tokens, batch, denominator)
+        return output.loss, output.metrics
 
+    def _sums(self, params: Params, batch: Batch, denominator: jax.Array) -> _Sums:
         with on_layout(self.layout):
-            (loss, metrics), grads = jax.value_and_grad(loss_fn, has_aux=True)(params)
+            (loss, metrics), grads = jax.value_and_grad(self.loss, has_aux=True)(params, batch, denominator)
         return _Sums(grads=grads, loss=loss, metrics=metrics)
 
     def _update(
