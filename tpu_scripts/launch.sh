@@ -8,9 +8,11 @@ if [[ "${1:-}" == "--local" ]]; then
   count="$2"
   shift 2
   port="${PORT:-12321}"
+  read -ra program <<<"${AUTOFORGE:-autoforge}"
   pids=()
   for ((id = 0; id < count; id++)); do
-    line=(env "AUTOFORGE_COORDINATOR=localhost:$port" "AUTOFORGE_PROCESSES=$count" "AUTOFORGE_PROCESS_ID=$id" "${AUTOFORGE:-autoforge}" "$@")
+    line=(env "AUTOFORGE_COORDINATOR=localhost:$port" "AUTOFORGE_PROCESSES=$count" "AUTOFORGE_PROCESS_ID=$id")
+    line+=("${program[@]}" "$@")
     if ((DRY_RUN)); then
       run "${line[@]}"
     else

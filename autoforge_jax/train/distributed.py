@@ -1,8 +1,8 @@
 """Several processes, one mesh: joining them, and waiting for each other with an end.
 
 Process 0 listens where `mesh.coordinator` says; every process is told its own number
-(AUTOFORGE_PROCESS_ID), or `auto` asks the cluster (Cloud TPU, Slurm). A barrier that is not reached in time is
-an error that names the processes that are late.
+(AUTOFORGE_PROCESS_ID), or `auto` asks the cluster (Cloud TPU, Slurm). A barrier that is not reached in time
+is an error that names the processes that are late.
 """
 
 from __future__ import annotations
