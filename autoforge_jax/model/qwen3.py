@@ -31,6 +31,10 @@ Layer = dict[str, Array]
 """The arrays of one layer: ``Weights["layers"]`` without the leading axis."""
 
 
+ONE_DRAW = 1 << 26
+"""Matrices of a model up to this size are cut from one draw of random numbers."""
+
+
 def parameter_shapes(config: Qwen3Config) -> dict[str, tuple[int, ...]]:
     """Path -> shape of every parameter, in the order they are initialised."""
     c, depth, d = config, config.num_layers, config.hidden_size
@@ -61,12 +65,19 @@ def init_arrays(config: Qwen3Config, key: Array) -> dict[str, Array]:
     write to the residual stream divided
     by twice the depth and scaled by `residual_init`; embeddings have variance 1/D, so that tied logits start
     with variance one. All come
-    from one draw: a draw per parameter would compile a generator per shape.
+    from one draw (up to `ONE_DRAW` numbers): a draw per parameter would compile a generator per shape. A
+    larger model has a draw per parameter, of which each device of a mesh makes its own part.
     """
     shapes = parameter_shapes(config)
     matrices = {path: shape for path, shape in shapes.items() if not path.endswith("norm")}
     ends = np.cumsum([math.prod(shape) for shape in matrices.values()])
-    pieces = jnp.split(jax.random.normal(key, (int(ends[-1]),), jnp.float32), ends[:-1])
+    if int(ends[-1]) <= ONE_DRAW:
+        pieces = jnp.split(jax.random.normal(key, (int(ends[-1]),), jnp.float32), ends[:-1])
+    else:
+        pieces = [
+            jax.random.normal(jax.random.fold_in(key, index), shape, jnp.float32)
+            for index, shape in enumerate(matrices.values())
+        ]
     arrays = {
         path: jnp.full(
             shape, config.qk_norm_init if path.endswith(("query_norm", "key_norm")) else 1.0, jnp.float32

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from autoforge_jax.config import Config
@@ -71,7 +71,8 @@ def model_shape(config: Config) -> tuple[Qwen3Config, str]:
     reads it), else the `[model]` section with `tokenizer.vocab_size`."""
     folder = config.model.init_from
     if folder and (Path(folder) / "config.json").is_file():
-        return read_hf_config(Path(folder)), f"{folder}/config.json"
+        shape = replace(read_hf_config(Path(folder)), remat=config.model.remat)
+        return shape, f"{folder}/config.json"
     where = "[model]" + (f" ({folder} is not here)" if folder else "")
     return Qwen3Config.from_model_config(config.model, config.tokenizer.vocab_size), where
 
@@ -171,7 +172,9 @@ def _advice(parts: Sequence[Part], largest: Part, remat: bool) -> str:
         return "Set model.remat = true, or lower batch.rows_per_microbatch"
     if largest.name.startswith(("activations", "one layer")):
         return "Lower batch.rows_per_microbatch or batch.row_tokens"
-    return "Raise mesh.fsdp"
+    if largest.name == "engine: weights":
+        return "The engine's copy is split over the chips of one process only: take hosts with more or larger ones"
+    return "Raise mesh.fsdp or mesh.tensor"
 
 
 def _size(count: float) -> str:

@@ -7,6 +7,7 @@ of weights.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -54,6 +55,12 @@ def create_params(
     return graphdef, draw()
 
 
+def abstract_graph(config: Qwen3Config) -> nnx.GraphDef[Qwen3]:
+    """The graphdef of a model whose parameters come from elsewhere; nothing is drawn."""
+    graphdef, _ = nnx.split(nnx.eval_shape(lambda: Qwen3(config, rngs=nnx.Rngs(0))), nnx.Param)
+    return graphdef
+
+
 class Assembly:
     """Model, engine and checkpoint stores of one run, made once and used by all its phases."""
 
@@ -66,9 +73,12 @@ class Assembly:
         self.layout = make_layout(config.mesh, self.model_config, config.batch.rows_per_microbatch)
         retrieval = config.model.init == "retrieval" and self._loaded is None
         # The retrieval start is worked out on the host from the whole draw: such models are small.
-        self.graphdef, self._fresh = create_params(
-            self.model_config, config.run.seed, None if retrieval else self.layout
-        )
+        if self._loaded is None:
+            self.graphdef, self._fresh = create_params(
+                self.model_config, config.run.seed, None if retrieval else self.layout
+            )
+        else:
+            self.graphdef, self._fresh = abstract_graph(self.model_config), self._loaded
         if retrieval:
             tokenizer = renderer.tokenizer
             pieces = [tokenizer.decode([index]) for index in range(tokenizer.vocab_size)]
@@ -76,9 +86,7 @@ class Assembly:
             started = retrieval_weights(drawn, self.model_config, pieces, config.run.seed)
             nnx.replace_by_pure_dict(self._fresh, started)
         if self.layout is not None and (retrieval or self._loaded is not None):
-            start = self._fresh if retrieval else self._loaded
-            start = self.layout.place(start, self.layout.of_state(start))
-            self._fresh, self._loaded = start, None
+            self._fresh = self.layout.place(self._fresh, self.layout.of_state(self._fresh))
         self.forward: Forward = forward_of(self.graphdef)
         self.engine = JaxEngine(
             self.graphdef,
@@ -100,7 +108,7 @@ class Assembly:
             return Qwen3Config.from_model_config(self.config.model, vocabulary), None
         from autoforge_jax.model.load_hf import load_hf, read_hf_config
 
-        shape = read_hf_config(Path(folder))
+        shape = replace(read_hf_config(Path(folder)), remat=self.config.model.remat)
         if shape.vocab_size < vocabulary:
             raise TrainingError(
                 f"{folder}: {shape.vocab_size} embeddings for a tokenizer with {vocabulary} ids"
@@ -110,7 +118,7 @@ class Assembly:
     # ------------------------------------------------------------------------------------------ parameters
     def initial_params(self) -> Params:
         """The parameters before any training: from `model.init_from`, or drawn with `run.seed`."""
-        return self._fresh if self._loaded is None else self._loaded
+        return self._fresh
 
     def fresh_state(self, phase: str, params: Params | None = None) -> TrainState:
         """Step 0 of `sft` or `erpo` from `params` (the initial ones when not given)."""

@@ -117,7 +117,7 @@ def test_v5e_config_by_hand() -> None:
     assert found["parameters"] == own
     assert found["optimiser"] == pytest.approx(2 * own, abs=64)
     assert found["engine: weights"] == 4 * count / 4
-    assert plan.batch.microbatches == 16 and plan.config.mesh.size == 16
+    assert plan.batch.microbatches == 32 and plan.config.mesh.size == 16
     assert plan.time.links > 0
     assert plan.fits
 
