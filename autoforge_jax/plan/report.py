@@ -173,7 +173,7 @@ def _advice(parts: Sequence[Part], largest: Part, remat: bool) -> str:
     if largest.name.startswith(("activations", "one layer")):
         return "Lower batch.rows_per_microbatch or batch.row_tokens"
     if largest.name == "engine: weights":
-        return "The engine's copy is split over the chips of one process only: take hosts with more or larger ones"
+        return "The engine's copy is split over the chips of one process only; take hosts with more of them"
     return "Raise mesh.fsdp or mesh.tensor"
 
 
