@@ -129,7 +129,7 @@ def residual_bytes(model: Qwen3Config, batch: Batch) -> float:
 
 
 def layer_bytes(model: Qwen3Config, batch: Batch) -> float:
-    """What one layer keeps when it is not recomputed: the difference that a second layer makes."""
+    """What one layer needs of its forward pass when it is differentiated, recomputed or read back: the difference that a second layer makes."""
     plain = replace(model, remat=False)
     one, two = (residual_bytes(replace(plain, num_layers=n), batch) for n in (1, 2))
     return two - one
@@ -151,7 +151,8 @@ def learner_parts(config: Config, model: Qwen3Config, plan: BatchPlan) -> list[P
     local = local_model(model, mesh)
     compute = np.dtype(jnp.dtype(model.dtype)).itemsize
     kept = residual_bytes(local, batch)
-    layer = layer_bytes(local, batch) if model.remat else 0.0
+    tokens = rows * plan.row_tokens + prefixes * plan.prefix_width
+    cotangents = tokens * (model.hidden_size + local.intermediate_size) * compute
     query_block = min(max(model.attention_chunk, -(-plan.row_tokens // 4)), 4 * model.attention_chunk)
     seen = plan.row_tokens + plan.prefix_width
     score_rows = 1 if config.mesh.chip == "cpu" else rows
@@ -159,6 +160,12 @@ def learner_parts(config: Config, model: Qwen3Config, plan: BatchPlan) -> list[P
     chunk = min(DEFAULT_CHUNK, rows * plan.row_tokens)
     logits = 4.0 * LOGITS_COPIES * chunk * local.vocab_size
     table = 4.0 * local.vocab_size * model.hidden_size
+    # Logits are differentiated before the layers are: the same memory serves both.
+    working = {
+        "working set (logits chunk)": logits,
+        "working set (one layer)": layer_bytes(local, batch) + cotangents + scores,
+    }
+    largest = max(working, key=lambda name: working[name])
     gathered = 0.0
     if mesh.fsdp > 1:
         stack = sum(math.prod(s) for n, s in parameter_shapes(local).items() if n.startswith("layers/"))
@@ -171,8 +178,7 @@ def learner_parts(config: Config, model: Qwen3Config, plan: BatchPlan) -> list[P
         Part("gradients (running sum)", own),
         Part("gradients (micro-batch)", own),
         Part(f"activations kept ({'remat' if model.remat else 'no remat'})", kept),
-        Part("one layer in the backward pass", layer + scores),
-        Part("logits chunk", logits),
+        Part(largest, working[largest]),
         Part("gathered weights (fsdp)" if mesh.fsdp > 1 else "cast weights", gathered),
     ]
 

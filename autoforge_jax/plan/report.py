@@ -170,7 +170,7 @@ def _advice(parts: Sequence[Part], largest: Part, remat: bool) -> str:
         return "Lower rollout.slots or rollout.max_trajectory_tokens"
     if not remat and largest.name.startswith("activations"):
         return "Set model.remat = true, or lower batch.rows_per_microbatch"
-    if largest.name.startswith(("activations", "one layer")):
+    if largest.name.startswith(("activations", "working")):
         return "Lower batch.rows_per_microbatch or batch.row_tokens"
     if largest.name == "engine: weights":
         return "The engine's copy is split over the chips of one process only; take hosts with more of them"
