@@ -129,7 +129,8 @@ def residual_bytes(model: Qwen3Config, batch: Batch) -> float:
 
 
 def layer_bytes(model: Qwen3Config, batch: Batch) -> float:
-    """What one layer needs of its forward pass when it is differentiated, recomputed or read back: the difference that a second layer makes."""
+    """What one layer needs of its forward pass when it is differentiated, recomputed or read back: the
+    difference that a second layer makes."""
     plain = replace(model, remat=False)
     one, two = (residual_bytes(replace(plain, num_layers=n), batch) for n in (1, 2))
     return two - one
