@@ -220,7 +220,7 @@ def path_name(path: tuple[Any, ...]) -> str:
 
 
 def make_layout(
-    config: MeshConfig, model: Qwen3Config, rows: int, devices: Sequence[jax.Device] | None = None
+    config: MeshConfig, model: Qwen3Config, rows: int, devices: Sequence[Any] | None = None
 ) -> Layout | None:
     """The layout that `[mesh]` describes over this run's devices; None for a mesh of one.
 

@@ -241,7 +241,7 @@ class TrainStep:
         if self._zeros is None:
             shapes = jax.eval_shape(self._sums, params, batches[0], scale)
             owned = layout.of_state(params)
-            rest = layout.replicated
+            rest: Any = layout.replicated
             places = _Sums(owned, rest, jax.tree.map(lambda _: rest, shapes.metrics))
             rows = jax.tree.map(layout.of_rows, batches[0])
             self._zeros = jax.jit(
