@@ -32,11 +32,12 @@ quickstart: install ## documents -> environments -> SFT -> ERPO -> report, on th
 test: install-dev ## run all tests (<= 10 minutes on 2 cores)
 	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -n 2 --dist loadscope
 
-check: install-dev ## ruff, format, pyright, import-linter
+check: install-dev ## ruff, format, pyright, import-linter, shellcheck
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 	$(BIN)/lint-imports
+	$(BIN)/shellcheck -x -P tpu_scripts tpu_scripts/*.sh
 
 format: install-dev ## apply ruff's fixes and formatting
 	$(BIN)/ruff check --fix .

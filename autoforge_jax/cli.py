@@ -5,12 +5,15 @@ needs them.
     export, report autoforge sft CONFIG      up to and including the warm start
     autoforge train CONFIG    ERPO from the run's warm-start checkpoint
     autoforge eval CONFIG     evaluate the run's newest checkpoint
+    autoforge plan CONFIG     memory by part, work and least step time on named chips, without them
+    autoforge preflight CONFIG  join the other processes of the mesh once: is everyone there
     autoforge report RUN_DIR  write RUN_DIR/report.html again
     autoforge meu-eval BUNDLE…  precision and recall of the judge of users on injected faults
     autoforge doctor          what this machine offers
 
-Exit codes: 0 done; 2 a wrong config, file or run directory (``error: …`` lines on stderr, no traceback); 130
-and 143 after SIGINT and SIGTERM, once the step is finished and saved: the same command goes on from there.
+Exit codes: 0 done; 1 `plan` finds that it does not fit; 2 a wrong config, file or run directory (``error: …``
+lines on stderr, no traceback); 130 and 143 after SIGINT and SIGTERM, once the step is finished and saved: the
+same command goes on from there.
 """
 
 from __future__ import annotations
@@ -83,6 +86,7 @@ def _load(config: Path, overrides: list[str] | None, print_config: bool) -> Conf
 def _go(command: str, config: Path, overrides: list[str] | None, print_config: bool, fresh: bool) -> None:
     with user_errors():
         loaded = _load(config, overrides, print_config)
+        _one_process(loaded)
         from autoforge_jax.train.interrupt import Interrupted
         from autoforge_jax.train.loop import execute
 
@@ -95,6 +99,19 @@ def _go(command: str, config: Path, overrides: list[str] | None, print_config: b
             print(f"stopped: {stop}", file=sys.stderr)
             print(f"resume with: {shlex.join(words)}", file=sys.stderr)
             raise typer.Exit(stop.exit_code) from stop
+
+
+def _one_process(config: Config) -> None:
+    """ConfigError for a run that should span processes: rollouts and checkpoints are per process today."""
+    import os
+
+    from autoforge_jax.errors import ConfigError
+
+    if os.environ.get("AUTOFORGE_COORDINATOR", config.mesh.coordinator):
+        raise ConfigError(
+            "mesh.coordinator is set: training in several processes is not built yet (the mesh, the step and "
+            "`autoforge preflight` are). Leave it empty to use the devices of this machine"
+        )
 
 
 @app.command()
@@ -123,6 +140,35 @@ def train(config: ConfigPath, overrides: Overrides = None, print_config: PrintCo
 def evaluate(config: ConfigPath, overrides: Overrides = None, print_config: PrintConfig = False) -> None:
     """Evaluate the newest checkpoint of this run; evaluation settings may differ from the run's."""
     _go("eval", config, overrides, print_config, fresh=False)
+
+
+@app.command()
+def plan(
+    config: ConfigPath,
+    overrides: Overrides = None,
+    chip: Annotated[
+        str, typer.Option("--chip", help="Plan for this chip instead of the config's mesh.chip, e.g. h200.")
+    ] = "",
+) -> None:
+    """Print memory by part and least step time, without the hardware; exit code 1 when it does not fit."""
+    with user_errors():
+        loaded = _load(config, overrides, False)
+        from autoforge_jax.plan.report import make_plan, plan_text
+
+        made = make_plan(loaded, chip)
+        print(plan_text(made))
+    if not made.fits:
+        raise typer.Exit(1)
+
+
+@app.command()
+def preflight(config: ConfigPath, overrides: Overrides = None) -> None:
+    """Join the other processes of `[mesh]`, meet them once and print who is there."""
+    with user_errors():
+        loaded = _load(config, overrides, False)
+        from autoforge_jax.train.distributed import preflight as meet
+
+        print(meet(loaded.mesh))
 
 
 @app.command()

@@ -99,6 +99,8 @@ class ModelConfig(Section):
     max_position: int = 2048
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Compute type; parameters are float32 masters."""
+    remat: bool = False
+    """Recompute each layer in the backward pass: far less memory for activations, about a third more work."""
     init_from: str = ""
     """A Hugging Face folder to start from; empty = from scratch."""
 
@@ -155,6 +157,37 @@ class BatchConfig(Section):
     def longest_sample(self) -> int:
         """Tokens of the longest sample that can fit, with the longest prefix."""
         return self.longest_with(self.prefix_tokens)
+
+
+class MeshConfig(Section):
+    """How the learner lies on devices: the product of the four axes is their number (model.sharding)."""
+
+    data: int = Field(default=1, ge=1)
+    """Groups of devices with a copy of the parameters each, on rows of their own."""
+    fsdp: int = Field(default=1, ge=1)
+    """Devices that share one copy of the parameters and optimiser, each on rows of its own."""
+    tensor: int = Field(default=1, ge=1)
+    """Devices that share the heads, the MLP and the vocabulary of the same rows."""
+    expert: int = Field(default=1, ge=1)
+    """Devices that share the experts of a mixture-of-experts model."""
+    chip: str = "cpu"
+    """What `autoforge plan` plans for (plan/chips.toml); training uses the devices that are there."""
+    coordinator: str = ""
+    """Several processes: `host:port` of process 0, or `auto` (Cloud TPU, Slurm); empty = one process. The
+    environment variable AUTOFORGE_COORDINATOR goes before it (train.distributed)."""
+    processes: int = Field(default=1, ge=1)
+    """With `host:port`: their number (AUTOFORGE_PROCESSES); each is told its own in AUTOFORGE_PROCESS_ID."""
+    timeout_s: int = Field(default=300, ge=1)
+    """Longest wait for the other processes, at the start and at barriers."""
+
+    @property
+    def size(self) -> int:
+        """Devices of the mesh."""
+        return self.data * self.fsdp * self.tensor * self.expert
+
+    def describe(self) -> str:
+        """``data 1 × fsdp 4 × tensor 2 × expert 1``."""
+        return " × ".join(f"{name} {getattr(self, name)}" for name in ("data", "fsdp", "tensor", "expert"))
 
 
 class SFTConfig(Section):
@@ -272,6 +305,7 @@ class Config(Section):
     tokenizer: TokenizerConfig = TokenizerConfig()
     model: ModelConfig = ModelConfig()
     batch: BatchConfig = BatchConfig()
+    mesh: MeshConfig = MeshConfig()
     sft: SFTConfig = SFTConfig()
     rollout: RolloutConfig = RolloutConfig()
     user: UserSettings = UserSettings()

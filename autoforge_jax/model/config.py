@@ -72,6 +72,7 @@ class Qwen3Config:
             qk_norm_init=config.qk_norm_init,
             max_position=config.max_position,
             dtype=config.dtype,
+            remat=config.remat,
         )
 
     @staticmethod

@@ -10,6 +10,7 @@ against Hugging Face); logical axes: `sharding.LOGICAL_AXES`.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -21,12 +22,17 @@ from jaxtyping import Array, Float, Int
 
 from autoforge_jax.model.config import Qwen3Config
 from autoforge_jax.model.prefix import SharedPrefixes
+from autoforge_jax.model.sharding import active_layout, constrain, gather_for_lookup
 from autoforge_jax.numerics.attention import PADDING_SEGMENT, PREFIX_SEGMENT, segment_attention
 
 Weights = dict[str, Any]
 """``{"embedding": [V, D], "final_norm": [D], ["lm_head": [V, D],] "layers": {name: [L, ...]}}``, float32."""
 Layer = dict[str, Array]
 """The arrays of one layer: ``Weights["layers"]`` without the leading axis."""
+
+
+ONE_DRAW = 1 << 26
+"""Matrices of a model up to this size are cut from one draw of random numbers."""
 
 
 def parameter_shapes(config: Qwen3Config) -> dict[str, tuple[int, ...]]:
@@ -59,12 +65,19 @@ def init_arrays(config: Qwen3Config, key: Array) -> dict[str, Array]:
     write to the residual stream divided
     by twice the depth and scaled by `residual_init`; embeddings have variance 1/D, so that tied logits start
     with variance one. All come
-    from one draw: a draw per parameter would compile a generator per shape.
+    from one draw (up to `ONE_DRAW` numbers): a draw per parameter would compile a generator per shape. A
+    larger model has a draw per parameter, of which each device of a mesh makes its own part.
     """
     shapes = parameter_shapes(config)
     matrices = {path: shape for path, shape in shapes.items() if not path.endswith("norm")}
     ends = np.cumsum([math.prod(shape) for shape in matrices.values()])
-    pieces = jnp.split(jax.random.normal(key, (int(ends[-1]),), jnp.float32), ends[:-1])
+    if int(ends[-1]) <= ONE_DRAW:
+        pieces = jnp.split(jax.random.normal(key, (int(ends[-1]),), jnp.float32), ends[:-1])
+    else:
+        pieces = [
+            jax.random.normal(jax.random.fold_in(key, index), shape, jnp.float32)
+            for index, shape in enumerate(matrices.values())
+        ]
     arrays = {
         path: jnp.full(
             shape, config.qk_norm_init if path.endswith(("query_norm", "key_norm")) else 1.0, jnp.float32
@@ -184,15 +197,15 @@ def finish_layer(
     layer: Layer, x: Float[Array, "B T D"], attended: Float[Array, "B T H d"], config: Qwen3Config
 ) -> Float[Array, "B T D"]:
     """Output projection, residual, SwiGLU, residual."""
-    x = x + attended.reshape(*x.shape[:2], -1) @ layer["output"].astype(x.dtype)
+    x = constrain(x + attended.reshape(*x.shape[:2], -1) @ layer["output"].astype(x.dtype))
     h = rms_norm(x, layer["post_norm"], config.rms_norm_eps)
     gated = jax.nn.silu(h @ layer["gate"].astype(h.dtype)) * (h @ layer["up"].astype(h.dtype))
-    return x + gated @ layer["down"].astype(h.dtype)
+    return constrain(x + gated @ layer["down"].astype(h.dtype))
 
 
 def embed(weights: Weights, tokens: Int[Array, "B T"], config: Qwen3Config) -> Float[Array, "B T D"]:
     """Input embeddings in the compute type. Ids must be in the vocabulary: JAX clamps what is not."""
-    return weights["embedding"][tokens].astype(config.dtype)
+    return constrain(gather_for_lookup(weights["embedding"])[tokens].astype(config.dtype))
 
 
 def forward(
@@ -207,15 +220,22 @@ def forward(
     if prefixes is not None:
         return _forward_after(weights, config, tokens, positions, segment_ids, prefixes)
     cos, sin = rotary(positions, config)
+    attention = _attention(config)
 
     def step(x: Array, layer: Layer) -> tuple[Array, None]:
         q, k, v = project_qkv(layer, x, cos, sin, config)
-        attended = segment_attention(q, k, v, segment_ids, chunk=config.attention_chunk)
+        attended = attention(q, k, v, segment_ids)
         return finish_layer(layer, x, attended, config), None
 
     body = jax.checkpoint(step) if config.remat else step
     x, _ = jax.lax.scan(body, embed(weights, tokens, config), weights["layers"])
     return rms_norm(x, weights["final_norm"], config.rms_norm_eps)
+
+
+def _attention(config: Qwen3Config) -> Callable[..., Array]:
+    # Rows on several devices are computed side by side; one after another is for the cache of one CPU.
+    by_row = False if active_layout() is not None else None
+    return partial(segment_attention, chunk=config.attention_chunk, by_row=by_row)
 
 
 def _forward_after(
@@ -228,6 +248,7 @@ def _forward_after(
 ) -> Float[Array, "B T+1 D"]:
     """`forward` of rows whose prefixes are computed once, in rows of their own."""
     turns = rotary(positions, config)
+    attention = _attention(config)
     places = jnp.broadcast_to(jnp.arange(prefixes.tokens.shape[1], dtype=jnp.int32), prefixes.tokens.shape)
     prefix_turns = rotary(places, config)
     prefix_segments = jnp.where(places < prefixes.lengths[:, None], PREFIX_SEGMENT, PADDING_SEGMENT)
@@ -242,14 +263,12 @@ def _forward_after(
     def step(carry: tuple[Array, Array], layer: Layer) -> tuple[tuple[Array, Array], None]:
         x, shared = carry
         q, k, v = project_qkv(layer, shared, *prefix_turns, config)
-        attended = segment_attention(q, k, v, prefix_segments, chunk=config.attention_chunk)
+        attended = attention(q, k, v, prefix_segments)
         shared = finish_layer(layer, shared, attended, config)
         q, own_k, own_v = project_qkv(layer, x, *turns, config)
         k = jnp.concatenate([of_rows(k), own_k], axis=1)
         v = jnp.concatenate([of_rows(v), own_v], axis=1)
-        attended = segment_attention(
-            q, k, v, segment_ids, chunk=config.attention_chunk, key_segments=key_segments
-        )
+        attended = attention(q, k, v, segment_ids, key_segments=key_segments)
         return (finish_layer(layer, x, attended, config), shared), None
 
     body = jax.checkpoint(step) if config.remat else step

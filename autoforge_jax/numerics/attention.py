@@ -42,6 +42,7 @@ def segment_attention(
     *,
     chunk: int,
     key_segments: Int[Array, "B S"] | None = None,
+    by_row: bool | None = None,
 ) -> Float[Array, "B T H d"]:
     """Grouped-query attention over whole rows; scores and softmax in float32, output in q's type.
 
@@ -52,7 +53,8 @@ def segment_attention(
     needs stays in cache, where the whole batch would write and read tens of megabytes of fresh memory
     (forward + backward on one core, 16 rows of 320 queries and 620 keys, 2 heads of 64: 88 ms against 158 ms
     with all rows at once and saved weights; 8 rows of 768: 82 against 175). Other devices take all rows at
-    once. A query that sees nothing gives zeros, also in the gradient.
+    once, and so does the CPU with `by_row` False. A query that sees nothing gives zeros, also in the
+    gradient.
     """
     keys = segment_ids if key_segments is None else key_segments
 
@@ -61,7 +63,7 @@ def segment_attention(
         return _attend(*rows, chunk=chunk)
 
     arrays = (q, k, v, segment_ids, keys)
-    if jax.default_backend() != "cpu":
+    if not (jax.default_backend() == "cpu" if by_row is None else by_row):
         return some(arrays)
     return jax.lax.map(lambda row: some(tuple(x[None] for x in row))[0], arrays)
 

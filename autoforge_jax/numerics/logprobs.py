@@ -44,6 +44,7 @@ def row_logprobs(
     *,
     temperature: float = 1.0,
     chunk_size: int = DEFAULT_CHUNK,
+    mapped_axes: tuple[str, ...] = (),
 ) -> TokenLogprobs:
     """Log-probs [rows, tokens] of `tokens` under the hidden states that `predictor_index` (index in the row)
     names. A row may have more hidden states than tokens.
@@ -63,6 +64,7 @@ def row_logprobs(
         mask.reshape(-1),
         temperature=temperature,
         chunk_size=chunk_size,
+        mapped_axes=mapped_axes,
     )
     return jax.tree.map(lambda value: value.reshape(rows, length), flat)
 
@@ -76,9 +78,13 @@ def flat_logprobs(
     *,
     temperature: float = 1.0,
     chunk_size: int = DEFAULT_CHUNK,
+    mapped_axes: tuple[str, ...] = (),
 ) -> TokenLogprobs:
     """Log-probs [n] of `targets` under ``softmax(hidden[predictors] @ unembedding.T / temperature)`` where
     `mask`, else 0.
+
+    mapped_axes: mesh axes that the caller maps over (`shard_map`); their devices skip a chunk together or not
+    at all, so that none waits for a collective that another has skipped.
 
     Raises ValueError for shapes that differ, a temperature that is not positive, or chunk_size < 1.
     """
@@ -107,8 +113,11 @@ def flat_logprobs(
     def chunk(
         weights: jax.Array, states: jax.Array, ids: jax.Array, keep: jax.Array
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        wanted_here = jnp.any(keep)
+        if mapped_axes:
+            wanted_here = jax.lax.pmax(wanted_here.astype(jnp.int32), mapped_axes) > 0
         return jax.lax.cond(
-            jnp.any(keep), _chunk_logprobs, _skipped_chunk, weights, states, ids, keep, temperature
+            wanted_here, _chunk_logprobs, _skipped_chunk, weights, states, ids, keep, temperature
         )
 
     def body(

@@ -8,6 +8,7 @@ of weights.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from autoforge_jax.errors import TrainingError
 from autoforge_jax.model.config import Qwen3Config
 from autoforge_jax.model.qwen3 import Qwen3
 from autoforge_jax.model.retrieval_init import retrieval_weights
+from autoforge_jax.model.sharding import Layout, gather_to_host, make_layout
 from autoforge_jax.rollout.conditions import Conditions
 from autoforge_jax.rollout.engine_jax import JaxEngine
 from autoforge_jax.rollout.render import Renderer
@@ -39,6 +41,29 @@ def use_compile_cache(folder: str) -> None:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", MIN_COMPILE_S)
 
 
+def create_params(
+    config: Qwen3Config, seed: int, layout: Layout | None
+) -> tuple[nnx.GraphDef[Qwen3], Params]:
+    """(graphdef, parameters) of a model drawn with `seed`: the same numbers on every mesh, each device
+    drawing its own part."""
+
+    def make() -> Qwen3:
+        return Qwen3(config, rngs=nnx.Rngs(seed))
+
+    if layout is None:
+        graphdef, params = nnx.split(make(), nnx.Param)
+        return graphdef, params
+    graphdef, shapes = nnx.split(nnx.eval_shape(make), nnx.Param)
+    draw = jax.jit(lambda: nnx.split(make(), nnx.Param)[1], out_shardings=layout.of_state(shapes))
+    return graphdef, draw()
+
+
+def abstract_graph(config: Qwen3Config) -> nnx.GraphDef[Qwen3]:
+    """The graphdef of a model whose parameters come from elsewhere; nothing is drawn."""
+    graphdef, _ = nnx.split(nnx.eval_shape(lambda: Qwen3(config, rngs=nnx.Rngs(0))), nnx.Param)
+    return graphdef
+
+
 class Assembly:
     """Model, engine and checkpoint stores of one run, made once and used by all its phases."""
 
@@ -49,14 +74,23 @@ class Assembly:
         self.run, self.config, self.renderer = run, config, renderer
         self._bundle_hashes = bundle_hashes
         self.model_config, self._loaded = self._model()
-        model = Qwen3(self.model_config, rngs=nnx.Rngs(config.run.seed))
-        self.graphdef, self._fresh = nnx.split(model, nnx.Param)
-        if config.model.init == "retrieval" and self._loaded is None:
+        self.layout = make_layout(config.mesh, self.model_config, config.batch.rows_per_microbatch)
+        retrieval = config.model.init == "retrieval" and self._loaded is None
+        # The retrieval start is worked out on the host from the whole draw: such models are small.
+        if self._loaded is None:
+            self.graphdef, self._fresh = create_params(
+                self.model_config, config.run.seed, None if retrieval else self.layout
+            )
+        else:
+            self.graphdef, self._fresh = abstract_graph(self.model_config), self._loaded
+        if retrieval:
             tokenizer = renderer.tokenizer
             pieces = [tokenizer.decode([index]) for index in range(tokenizer.vocab_size)]
             drawn = nnx.to_pure_dict(self._fresh)
             started = retrieval_weights(drawn, self.model_config, pieces, config.run.seed)
             nnx.replace_by_pure_dict(self._fresh, started)
+        if self.layout is not None and (retrieval or self._loaded is not None):
+            self._fresh = self.layout.place(self._fresh, self.layout.of_state(self._fresh))
         self.forward: Forward = forward_of(self.graphdef)
         self.engine = JaxEngine(
             self.graphdef,
@@ -78,7 +112,7 @@ class Assembly:
             return Qwen3Config.from_model_config(self.config.model, vocabulary), None
         from autoforge_jax.model.load_hf import load_hf, read_hf_config
 
-        shape = read_hf_config(Path(folder))
+        shape = replace(read_hf_config(Path(folder)), remat=self.config.model.remat)
         if shape.vocab_size < vocabulary:
             raise TrainingError(
                 f"{folder}: {shape.vocab_size} embeddings for a tokenizer with {vocabulary} ids"
@@ -88,15 +122,18 @@ class Assembly:
     # ------------------------------------------------------------------------------------------ parameters
     def initial_params(self) -> Params:
         """The parameters before any training: from `model.init_from`, or drawn with `run.seed`."""
-        return self._fresh if self._loaded is None else self._loaded
+        return self._fresh
 
     def fresh_state(self, phase: str, params: Params | None = None) -> TrainState:
         """Step 0 of `sft` or `erpo` from `params` (the initial ones when not given)."""
         optimizer = self.sft_optimizer if phase == "sft" else self.erpo_optimizer
-        return init_state(self.initial_params() if params is None else params, optimizer)
+        return init_state(self.initial_params() if params is None else params, optimizer, self.layout)
 
     def sync(self, params: Params, version: int) -> SyncReport:
-        """Hand parameters to the engine and prove that they arrived."""
+        """Hand parameters to the engine and prove that they arrived. With several processes each has an
+        engine of its own with the whole model."""
+        if jax.process_count() > 1:
+            params = jax.tree.map(jax.numpy.asarray, gather_to_host(params))
         return sync_weights(params, version, self.engine)
 
     @property

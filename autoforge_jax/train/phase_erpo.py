@@ -51,10 +51,12 @@ def train_erpo(
     after saving."""
     config, seed = assembly.config, assembly.config.run.seed
     objective = PolicyObjective.from_config(config.erpo, config.rollout.temperature)
-    train_step = make_train_step(assembly.forward, assembly.erpo_optimizer, objective)
+    train_step = make_train_step(assembly.forward, assembly.erpo_optimizer, objective, layout=assembly.layout)
     reference = None
     if objective.needs_reference:
-        reference = ReferenceLogprobs(assembly.forward, copy_tree(warm_params), config.rollout.temperature)
+        reference = ReferenceLogprobs(
+            assembly.forward, copy_tree(warm_params), config.rollout.temperature, layout=assembly.layout
+        )
     learner = ERPOLearner(
         train_step, config.erpo, config.batch, assembly.renderer.tokenizer.pad_id, reference
     )

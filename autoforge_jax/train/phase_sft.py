@@ -81,7 +81,9 @@ def warm_start(
     saving."""
     config, seed = assembly.config, assembly.config.run.seed
     batches = training_batches(config, references, assembly.renderer)
-    train_step = make_train_step(assembly.forward, assembly.sft_optimizer, SupervisedObjective())
+    train_step = make_train_step(
+        assembly.forward, assembly.sft_optimizer, SupervisedObjective(), layout=assembly.layout
+    )
     probe_items = shuffled(references.items, seed)[: config.sft.probe_tasks]
     restored = assembly.restore("sft")
     state, start = (restored[0], restored[1].step) if restored else (assembly.fresh_state("sft"), 0)

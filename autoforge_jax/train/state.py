@@ -10,6 +10,8 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Int
 
+from autoforge_jax.model.sharding import Layout
+
 Params = Any
 """A pytree of float32 arrays: ``nnx.split(model, nnx.Param)[1]``."""
 
@@ -29,8 +31,21 @@ class TrainState:
     """i32; updates left out because a gradient was not finite or there was nothing to learn from."""
 
 
-def init_state(params: Params, optimizer: optax.GradientTransformation) -> TrainState:
-    """A fresh state over a copy of `params`: the caller's arrays outlive the first (donating) step."""
+def init_state(
+    params: Params, optimizer: optax.GradientTransformation, layout: Layout | None = None
+) -> TrainState:
+    """A fresh state over a copy of `params`: the caller's arrays outlive the first (donating) step.
+
+    With a layout every leaf is made where it belongs; no device ever holds the whole state.
+    """
+    if layout is not None:
+
+        def make(params: Params) -> TrainState:
+            zero = jnp.zeros((), jnp.int32)
+            return TrainState(params, optimizer.init(params), zero, zero)
+
+        shardings = layout.of_state(jax.eval_shape(make, params))
+        return jax.jit(make, out_shardings=shardings)(layout.place(params, shardings.params))
     params = copy_tree(params)
     return TrainState(params, optimizer.init(params), jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32))
 

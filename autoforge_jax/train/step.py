@@ -11,7 +11,9 @@ state and `step` stay, `skipped` grows by one.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol
 
 import jax
@@ -23,6 +25,7 @@ from flax import nnx
 from autoforge_jax.config import ERPOConfig
 from autoforge_jax.data.batch import Batch
 from autoforge_jax.model.prefix import SharedPrefixes
+from autoforge_jax.model.sharding import Layout, over_rows, row_axes
 from autoforge_jax.numerics.logprobs import DEFAULT_CHUNK, TokenLogprobs, row_logprobs
 from autoforge_jax.numerics.losses import (
     LossOutput,
@@ -159,13 +162,17 @@ class TrainStep:
         objective: Objective,
         *,
         chunk_size: int = DEFAULT_CHUNK,
+        layout: Layout | None = None,
     ) -> None:
         self.objective = objective
+        self.layout = layout
         self._forward, self._optimizer, self._chunk_size = forward, optimizer, chunk_size
         self._traces = 0
         self._metrics: MetricSums | None = None
-        self._add = jax.jit(self._add_micro_batch, donate_argnums=(0,))
-        self._apply = jax.jit(self._update, donate_argnums=(0,))
+        self._add: Any = jax.jit(self._add_micro_batch, donate_argnums=(0,))
+        self._apply: Any = jax.jit(self._update, donate_argnums=(0,))
+        self._zeros: Any = None
+        self._applied_on_mesh = False
 
     @property
     def compile_count(self) -> int:
@@ -180,11 +187,11 @@ class TrainStep:
         """
         denominator = self.objective.denominator(batches)
         if not batches or denominator <= 0:
-            state = replace(state, skipped=state.skipped + jnp.ones((), jnp.int32))
+            state = replace(state, skipped=state.skipped + np.int32(1))
             return state, {"loss": 0.0, "grad_norm": 0.0, "update_skipped": 1.0, "tokens": 0.0}
         sums = self._accumulate(state.params, batches, denominator)
         loss, metrics = sums.loss, sums.metrics
-        state, grad_norm, applied = self._apply(state, sums.grads, loss)
+        state, grad_norm, applied = self._apply_update(state, sums.grads, loss)
         host: Any = jax.device_get((loss, grad_norm, applied, metrics))
         numbers = mean_metrics(host[3])
         return state, {
@@ -205,7 +212,14 @@ class TrainStep:
         sums = self._accumulate(params, batches, self.objective.denominator(batches))
         return float(sums.loss), sums.grads, mean_metrics(sums.metrics)
 
+    def lower(self, params: Params, batch: Batch) -> jax.stages.Lowered:
+        """The micro-batch program for arrays or shapes, not compiled: for its memory and cost analysis."""
+        scale = jax.ShapeDtypeStruct((), jnp.float32)
+        return self._add.lower(jax.eval_shape(self._sums, params, batch, scale), params, batch, scale)
+
     def _accumulate(self, params: Params, batches: Sequence[Batch], denominator: float) -> _Sums:
+        if self.layout is not None:
+            return self._accumulate_on(self.layout, params, batches, denominator)
         scale = jnp.asarray(denominator, jnp.float32)
         if self._metrics is None:
             self._metrics = jax.eval_shape(self._sums, params, batches[0], scale).metrics
@@ -219,6 +233,48 @@ class TrainStep:
             sums = self._add(sums, params, batch, scale)
         return sums
 
+    def _accumulate_on(
+        self, layout: Layout, params: Params, batches: Sequence[Batch], denominator: float
+    ) -> _Sums:
+        """`_accumulate` on a mesh: rows split over devices, sums where the parameters are."""
+        scale = np.float32(denominator)
+        if self._zeros is None:
+            shapes = jax.eval_shape(self._sums, params, batches[0], scale)
+            owned = layout.of_state(params)
+            rest: Any = layout.replicated
+            places = _Sums(owned, rest, jax.tree.map(lambda _: rest, shapes.metrics))
+            rows = jax.tree.map(layout.of_rows, batches[0])
+            self._zeros = jax.jit(
+                lambda: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes),
+                out_shardings=places,
+            )
+            self._add = jax.jit(
+                self._add_micro_batch,
+                in_shardings=(places, owned, rows, rest),
+                out_shardings=places,
+                donate_argnums=(0,),
+            )
+        sums = self._zeros()
+        for batch in batches:
+            placed = layout.place(batch, jax.tree.map(layout.of_rows, batch))
+            sums = self._add(sums, params, placed, scale)
+        return sums
+
+    def _apply_update(
+        self, state: TrainState, grads: Params, loss: jax.Array
+    ) -> tuple[TrainState, jax.Array, jax.Array]:
+        if self.layout is not None and not self._applied_on_mesh:
+            places = self.layout.of_state(state)
+            rest = self.layout.replicated
+            self._apply = jax.jit(
+                self._update,
+                in_shardings=(places, places.params, rest),
+                out_shardings=(places, rest, rest),
+                donate_argnums=(0,),
+            )
+            self._applied_on_mesh = True
+        return self._apply(state, grads, loss)
+
     def _add_micro_batch(self, sums: _Sums, params: Params, batch: Batch, denominator: jax.Array) -> _Sums:
         self._traces += 1
         more = self._sums(params, batch, denominator)
@@ -228,15 +284,15 @@ class TrainStep:
             metrics=add_metrics(sums.metrics, more.metrics),
         )
 
-    def _sums(self, params: Params, batch: Batch, denominator: jax.Array) -> _Sums:
-        def loss_fn(params: Params) -> tuple[jax.Array, MetricSums]:
-            tokens = batch_logprobs(
-                self._forward, params, batch, self.objective.temperature, self._chunk_size
-            )
-            output = self.objective(tokens, batch, denominator)
-            return output.loss, output.metrics
+    def loss(self, params: Params, batch: Batch, denominator: jax.Array) -> tuple[jax.Array, MetricSums]:
+        """A micro-batch's share of the loss, and its metrics; traceable."""
+        tokens = batch_logprobs(self._forward, params, batch, self.objective.temperature, self._chunk_size)
+        output = self.objective(tokens, batch, denominator)
+        return output.loss, output.metrics
 
-        (loss, metrics), grads = jax.value_and_grad(loss_fn, has_aux=True)(params)
+    def _sums(self, params: Params, batch: Batch, denominator: jax.Array) -> _Sums:
+        with on_layout(self.layout):
+            (loss, metrics), grads = jax.value_and_grad(self.loss, has_aux=True)(params, batch, denominator)
         return _Sums(grads=grads, loss=loss, metrics=metrics)
 
     def _update(
@@ -263,9 +319,18 @@ def make_train_step(
     objective: Objective,
     *,
     chunk_size: int = DEFAULT_CHUNK,
+    layout: Layout | None = None,
 ) -> TrainStep:
-    """The train step of one phase. Keep it for the whole phase: its compiled programs belong to it."""
-    return TrainStep(forward, optimizer, objective, chunk_size=chunk_size)
+    """The train step of one phase. Keep it for the whole phase: its compiled programs belong to it.
+
+    With a layout the state it is given must lie as ``layout.of_state`` says (`init_state`, a restore).
+    """
+    return TrainStep(forward, optimizer, objective, chunk_size=chunk_size, layout=layout)
+
+
+def on_layout(layout: Layout | None) -> AbstractContextManager[None]:
+    """Trace for `layout`, or for one device."""
+    return nullcontext() if layout is None else layout.active()
 
 
 def batch_logprobs(
@@ -274,14 +339,9 @@ def batch_logprobs(
     """Log-probs [rows, tokens] of the batch's loss tokens under `params`; 0 elsewhere."""
     prefixes = () if batch.prefixes is None else (batch.prefixes,)
     hidden, unembedding = forward(params, batch.tokens, batch.positions, batch.segment_ids, *prefixes)
-    return row_logprobs(
-        hidden,
-        unembedding,
-        batch.tokens,
-        batch.predictor_index,
-        batch.loss_mask,
-        temperature=temperature,
-        chunk_size=chunk_size,
+    logprobs = partial(row_logprobs, temperature=temperature, chunk_size=chunk_size, mapped_axes=row_axes())
+    return over_rows(logprobs, (True, False, True, True, True))(
+        hidden, unembedding, batch.tokens, batch.predictor_index, batch.loss_mask
     )
 
 
@@ -291,15 +351,28 @@ class ReferenceLogprobs:
     """
 
     def __init__(
-        self, forward: Forward, params: Params, temperature: float, *, chunk_size: int = DEFAULT_CHUNK
+        self,
+        forward: Forward,
+        params: Params,
+        temperature: float,
+        *,
+        chunk_size: int = DEFAULT_CHUNK,
+        layout: Layout | None = None,
     ) -> None:
         self._params = params
-        self._function = jax.jit(
-            lambda params, batch: batch_logprobs(forward, params, batch, temperature, chunk_size).logprobs
-        )
+        self._layout = layout
+
+        def logprobs(params: Params, batch: Batch) -> jax.Array:
+            with on_layout(layout):
+                return batch_logprobs(forward, params, batch, temperature, chunk_size).logprobs
+
+        self._function = jax.jit(logprobs, out_shardings=None if layout is None else layout.rows)
 
     def __call__(self, batches: Sequence[Batch]) -> list[Batch]:
         """The batches with `ref_logprobs` filled in."""
+        if self._layout is not None:
+            layout = self._layout
+            batches = [layout.place(batch, jax.tree.map(layout.of_rows, batch)) for batch in batches]
         return [replace(batch, ref_logprobs=self._function(self._params, batch)) for batch in batches]
 
 

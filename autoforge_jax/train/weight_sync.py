@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from autoforge_jax.errors import WeightsError
+from autoforge_jax.model.sharding import path_name
 from autoforge_jax.train.state import Params
 
 
@@ -82,15 +83,9 @@ def leaf_checksums(params: Params) -> dict[str, int]:
     """Path -> 32-bit checksum of the leaf's bits, computed on its device. Sensitive to the value and place of
     every element.
     """
-    paths = [leaf_name(path) for path, _ in jax.tree_util.tree_flatten_with_path(params)[0]]
+    paths = [path_name(path) for path, _ in jax.tree_util.tree_flatten_with_path(params)[0]]
     values: Any = jax.device_get(_checksums(jax.tree.leaves(params)))
     return dict(zip(paths, (int(v) for v in values), strict=True))
-
-
-def leaf_name(path: tuple[Any, ...]) -> str:
-    """``layers/query`` for a leaf of an `nnx.State` and of its plain dict alike."""
-    keys = [key for key in path if not (isinstance(key, jax.tree_util.GetAttrKey) and key.name == "value")]
-    return jax.tree_util.keystr(tuple(keys), simple=True, separator="/")
 
 
 @jax.jit

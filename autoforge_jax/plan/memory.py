@@ -1,0 +1,208 @@
+"""Memory of one chip by part, without the chip.
+
+Parameters, optimiser and gradients follow from shapes and the sharding rules. What the forward pass keeps for
+the backward pass is not written down as a formula: the program's own derivative is traced on abstract arrays
+of one chip's size (`jax.vjp` under `jax.eval_shape`) and its residuals are added up, so that a change of the
+model or of its remat choice is in the figure at once. What XLA needs on top while one layer, or one chunk of
+logits, is differentiated is an estimate, checked against `compiled.memory_analysis()` by
+benchmarks/plan_memory.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.sharding import AbstractMesh, AxisType
+
+from autoforge_jax.config import Config, MeshConfig
+from autoforge_jax.data.batch import Batch
+from autoforge_jax.model.config import Qwen3Config
+from autoforge_jax.model.prefix import SharedPrefixes
+from autoforge_jax.model.qwen3 import Qwen3, parameter_shapes
+from autoforge_jax.model.sharding import MESH_AXES, Layout
+from autoforge_jax.numerics.logprobs import DEFAULT_CHUNK
+from autoforge_jax.plan.batch import BatchPlan
+from autoforge_jax.rollout.engine_rows import BLOCK, CHUNK
+from autoforge_jax.train.optimizer import make_optimizer
+from autoforge_jax.train.step import SupervisedObjective, TrainStep, forward_of, make_train_step
+
+ENGINE_PREFIXES = 16
+"""Prefix rows of the embedded engine's store (its default)."""
+LOGITS_COPIES = 3
+"""Logits-sized float32 arrays alive while a chunk is differentiated: logits, probabilities, gradient."""
+SCORE_COPIES = 2
+"""Score-sized float32 arrays alive while a query block is differentiated."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One line of the memory table."""
+
+    name: str
+    bytes: float
+    learner: bool = True
+    """Belongs to the learner's step; else to the embedded engine, which shares the chip."""
+
+
+def local_model(model: Qwen3Config, mesh: MeshConfig) -> Qwen3Config:
+    """The model as one chip computes it: `tensor` splits heads, MLP and vocabulary."""
+    t = mesh.tensor
+    return replace(
+        model,
+        vocab_size=model.vocab_size // t,
+        num_heads=model.num_heads // t,
+        num_kv_heads=model.num_kv_heads // t,
+        intermediate_size=model.intermediate_size // t,
+    )
+
+
+def abstract_layout(mesh: MeshConfig) -> Layout:
+    """The layout of a mesh whose devices need not exist."""
+    sizes = tuple(getattr(mesh, name) for name in MESH_AXES)
+    found: Any = AbstractMesh(sizes, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES))
+    return Layout(found)
+
+
+def abstract_params(model: Qwen3Config) -> tuple[nnx.GraphDef[Qwen3], Any]:
+    """(graphdef, shapes of the parameters); nothing is computed."""
+    graphdef, params = nnx.split(nnx.eval_shape(lambda: Qwen3(model, rngs=nnx.Rngs(0))), nnx.Param)
+    return graphdef, params
+
+
+def bytes_on_one(tree: Any, layout: Layout) -> float:
+    """Bytes of a tree of shapes on one device of a layout."""
+    shardings = jax.tree.leaves(layout.of_state(tree))
+    total = 0.0
+    for leaf, sharding in zip(jax.tree.leaves(tree), shardings, strict=True):
+        shape = sharding.shard_shape(leaf.shape)
+        total += math.prod(shape) * np.dtype(leaf.dtype).itemsize
+    return total
+
+
+def abstract_batch(plan: BatchPlan, rows: int, prefixes: int) -> Batch:
+    """A micro-batch of shapes."""
+    shape = (rows, plan.row_tokens)
+    i32, f32, flag = (jax.ShapeDtypeStruct(shape, t) for t in (jnp.int32, jnp.float32, jnp.bool_))
+    apart: Any = None
+    if plan.prefixes:
+        apart = SharedPrefixes(
+            jax.ShapeDtypeStruct((prefixes, plan.prefix_width), jnp.int32),  # type: ignore[arg-type]
+            jax.ShapeDtypeStruct((prefixes,), jnp.int32),  # type: ignore[arg-type]
+            jax.ShapeDtypeStruct((rows,), jnp.int32),  # type: ignore[arg-type]
+        )
+    fields: dict[str, Any] = {
+        "tokens": i32, "positions": i32, "segment_ids": i32, "predictor_index": i32, "action_mask": flag,
+        "loss_mask": flag, "loss_weight": f32, "rollout_logprobs": f32, "advantages": f32,
+        "sample_ids": i32, "sample_loss_tokens": f32,
+    }  # fmt: skip
+    return Batch(**fields, prefixes=apart)
+
+
+def residual_bytes(model: Qwen3Config, batch: Batch) -> float:
+    """What the forward pass of one micro-batch keeps for the backward pass, beside parameters and batch."""
+    graphdef, params = abstract_params(model)
+    step: TrainStep = make_train_step(
+        forward_of(graphdef), make_optimizer(Config().erpo.optimizer, 10), SupervisedObjective()
+    )
+    scale = jax.ShapeDtypeStruct((), jnp.float32)
+
+    def pulled_back(params: Any, batch: Batch, scale: jax.Array) -> Any:
+        return jax.vjp(lambda p: step.loss(p, batch, scale)[0], params)[1]
+
+    kept = jax.tree.leaves(jax.eval_shape(pulled_back, params, batch, scale))
+    known = Counter((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves((params, batch)))
+    total = 0.0
+    for leaf in kept:
+        kind = (leaf.shape, leaf.dtype)
+        if known[kind] > 0:  # an input of the step, not a copy
+            known[kind] -= 1
+            continue
+        total += math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize
+    return total
+
+
+def layer_bytes(model: Qwen3Config, batch: Batch) -> float:
+    """What one layer needs of its forward pass when it is differentiated, recomputed or read back: the
+    difference that a second layer makes."""
+    plain = replace(model, remat=False)
+    one, two = (residual_bytes(replace(plain, num_layers=n), batch) for n in (1, 2))
+    return two - one
+
+
+def learner_parts(config: Config, model: Qwen3Config, plan: BatchPlan) -> list[Part]:
+    """Memory of the learner's update on one chip."""
+    mesh = config.mesh
+    layout = abstract_layout(mesh)
+    _, params = abstract_params(model)
+    steps = config.erpo.optimizer.warmup_steps + 2  # the shapes of the state do not depend on it
+    optimizer = make_optimizer(config.erpo.optimizer, steps)
+    own = bytes_on_one(params, layout)
+    moments = bytes_on_one(jax.eval_shape(optimizer.init, params), layout)
+    rows = plan.rows // (mesh.data * mesh.fsdp)
+    shared = layout.split("rows")
+    prefixes = plan.prefixes // shared if plan.prefixes % shared == 0 else plan.prefixes
+    batch = abstract_batch(plan, rows, prefixes)
+    local = local_model(model, mesh)
+    compute = np.dtype(jnp.dtype(model.dtype)).itemsize
+    kept = residual_bytes(local, batch)
+    tokens = rows * plan.row_tokens + prefixes * plan.prefix_width
+    cotangents = tokens * (model.hidden_size + local.intermediate_size) * compute
+    query_block = min(max(model.attention_chunk, -(-plan.row_tokens // 4)), 4 * model.attention_chunk)
+    seen = plan.row_tokens + plan.prefix_width
+    score_rows = 1 if config.mesh.chip == "cpu" else rows
+    scores = 4.0 * SCORE_COPIES * score_rows * local.num_heads * min(query_block, plan.row_tokens) * seen
+    chunk = min(DEFAULT_CHUNK, rows * plan.row_tokens)
+    logits = 4.0 * LOGITS_COPIES * chunk * local.vocab_size
+    table = 4.0 * local.vocab_size * model.hidden_size
+    # Logits are differentiated before the layers are: the same memory serves both.
+    working = {
+        "working set (logits chunk)": logits,
+        "working set (one layer)": layer_bytes(local, batch) + cotangents + scores,
+    }
+    largest = max(working, key=lambda name: working[name])
+    gathered = 0.0
+    if mesh.fsdp > 1:
+        stack = sum(math.prod(s) for n, s in parameter_shapes(local).items() if n.startswith("layers/"))
+        gathered = 4.0 * stack / model.num_layers + table + table * compute / 4
+    elif compute != 4:
+        gathered = table * compute / 4
+    return [
+        Part("parameters (f32 master)", own),
+        Part(f"optimiser ({config.erpo.optimizer.kind})", moments),
+        Part("gradients (running sum)", own),
+        Part("gradients (micro-batch)", own),
+        Part(f"activations kept ({'remat' if model.remat else 'no remat'})", kept),
+        Part(largest, working[largest]),
+        Part("gathered weights (fsdp)" if mesh.fsdp > 1 else "cast weights", gathered),
+    ]
+
+
+def engine_parts(config: Config, model: Qwen3Config) -> list[Part]:
+    """Memory of the embedded engine on the same chip: its copy of the weights, and its key/value store.
+
+    The store is not split over chips today; the weights lie as the learner's do (in several processes: over
+    the chips of one process).
+    """
+    _, params = abstract_params(model)
+    mesh = config.mesh
+    if mesh.coordinator:
+        local = max(1, mesh.size // mesh.processes)
+        weights = 4.0 * model.num_parameters / local
+    else:
+        weights = bytes_on_one(params, abstract_layout(mesh))
+    rollout = config.rollout
+    rows = rollout.slots + ENGINE_PREFIXES + 1
+    capacity = rollout.max_trajectory_tokens + max(CHUNK, BLOCK)
+    itemsize = 2 if model.dtype == "bfloat16" else 4
+    cache = 2.0 * model.num_layers * rows * model.num_kv_heads * model.head_dim * capacity * itemsize
+    return [
+        Part("engine: weights", weights, learner=False),
+        Part("engine: KV store", cache, learner=False),
+    ]

@@ -1,0 +1,185 @@
+"""`autoforge plan CONFIG`: will it fit, how long will a step take, and what limits it. No accelerator."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from autoforge_jax.config import Config
+from autoforge_jax.model.config import Qwen3Config
+from autoforge_jax.model.load_hf import read_hf_config
+from autoforge_jax.model.sharding import check_mesh
+from autoforge_jax.plan.batch import BatchPlan, Flops, batch_plan, flops
+from autoforge_jax.plan.chips import Chip, chip_named
+from autoforge_jax.plan.memory import Part, engine_parts, learner_parts
+
+USABLE = 0.92
+"""Part of a chip's memory that a program gets: the rest is the runtime's, and fragments."""
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Seconds of one ERPO step's updates at the chip's peak numbers, by resource. Rollouts are not in it."""
+
+    compute: float
+    memory: float
+    links: float
+
+    @property
+    def limit(self) -> str:
+        """The resource that takes longest."""
+        return max(("compute", "memory", "links"), key=lambda name: getattr(self, name))
+
+    @property
+    def seconds(self) -> float:
+        """The longest of the three: they overlap at best."""
+        return max(self.compute, self.memory, self.links)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that `autoforge plan` prints."""
+
+    config: Config
+    model: Qwen3Config
+    shape_from: str
+    chip: Chip
+    batch: BatchPlan
+    flops: Flops
+    parts: tuple[Part, ...]
+    time: StepTime
+
+    @property
+    def total(self) -> float:
+        """Bytes on one chip."""
+        return sum(part.bytes for part in self.parts)
+
+    @property
+    def room(self) -> float:
+        """Bytes that one chip offers."""
+        return USABLE * self.chip.memory
+
+    @property
+    def fits(self) -> bool:
+        """The parts are within the room."""
+        return self.total <= self.room
+
+
+def model_shape(config: Config) -> tuple[Qwen3Config, str]:
+    """The model's shape and where it is from: the folder `model.init_from` when it is there (as training
+    reads it), else the `[model]` section with `tokenizer.vocab_size`."""
+    folder = config.model.init_from
+    if folder and (Path(folder) / "config.json").is_file():
+        shape = replace(read_hf_config(Path(folder)), remat=config.model.remat)
+        return shape, f"{folder}/config.json"
+    where = "[model]" + (f" ({folder} is not here)" if folder else "")
+    return Qwen3Config.from_model_config(config.model, config.tokenizer.vocab_size), where
+
+
+def step_time(config: Config, model: Qwen3Config, plan: BatchPlan, work: Flops, chip: Chip) -> StepTime:
+    """Seconds by resource of all updates of a step.
+
+    Memory: each micro-batch reads the parameters for the forward and the backward pass (once more with remat)
+    and reads and writes two gradient arrays; each update passes over parameters, two moments and gradients,
+    twice. Links: fsdp gathers the parameters for the forward and the backward pass and scatters the
+    gradients, once per micro-batch; data adds gradients up once (both ways round a ring); tensor adds up
+    activations twice per layer in each pass.
+    """
+    mesh = config.mesh
+    count = plan.updates * plan.microbatches
+    itemsize = 2 if model.dtype == "bfloat16" else 4
+    share = model.num_parameters / mesh.tensor
+    own = share / mesh.fsdp
+    compute = work.hardware / (chip.peak(model.dtype) * mesh.size)
+    passes = 3 if model.remat else 2
+    traffic = count * (passes * share * itemsize + 4 * own * 4) + plan.updates * 2 * 4 * own * 4
+    sent = 0.0
+    if mesh.fsdp > 1:
+        sent += count * (mesh.fsdp - 1) / mesh.fsdp * share * (passes * itemsize + 4)
+    if mesh.data > 1:
+        sent += count * 2 * (mesh.data - 1) / mesh.data * own * 4
+    if mesh.tensor > 1:
+        tokens = (plan.rows * plan.row_tokens + plan.prefix_tokens) / (mesh.data * mesh.fsdp)
+        sums = 2 * model.num_layers * (passes + 1)
+        sent += count * sums * 2 * (mesh.tensor - 1) / mesh.tensor * tokens * model.hidden_size * itemsize
+    return StepTime(compute, traffic / chip.bandwidth, sent / chip.links)
+
+
+def make_plan(config: Config, chip: str = "") -> Plan:
+    """Plan a config for the chip it names, or for another. ConfigError for an unknown chip, a mesh that does
+    not fit the model, or a batch that cannot be."""
+    model, shape_from = model_shape(config)
+    check_mesh(config.mesh, model, config.batch.rows_per_microbatch)
+    config = config.model_copy(
+        update={"mesh": config.mesh.model_copy(update={"chip": chip or config.mesh.chip})}
+    )
+    found = chip_named(config.mesh.chip)
+    batch = batch_plan(config)
+    work = flops(model, batch)
+    parts = (*learner_parts(config, model, batch), *engine_parts(config, model))
+    return Plan(
+        config, model, shape_from, found, batch, work, parts, step_time(config, model, batch, work, found)
+    )
+
+
+def plan_text(plan: Plan) -> str:
+    """The plan as a page of text."""
+    mesh, batch, time, model = plan.config.mesh, plan.batch, plan.time, plan.model
+    lines = [
+        f"model       {model.num_parameters:,} parameters from {plan.shape_from}; {model.num_layers} layers, "
+        f"width {model.hidden_size}, {model.num_heads}/{model.num_kv_heads} heads, vocabulary "
+        f"{model.vocab_size:,}; {model.dtype}, {'remat' if model.remat else 'no remat'}",
+        f"chips       {mesh.size} × {plan.chip.name} as {mesh.describe()}",
+        f"peaks       {plan.chip.source}",
+        "",
+        f"batch       {plan.config.erpo.tasks_per_step} tasks × {plan.config.erpo.group_size} rollouts = "
+        f"{batch.trajectories} trajectories of at most {plan.config.rollout.max_trajectory_tokens} tokens",
+        f"            {batch.per_row} such per row of {batch.row_tokens}, {batch.rows} rows per micro-batch, "
+        f"{batch.microbatches} micro-batches × {batch.updates} updates = {batch.computed_tokens:,} tokens",
+        "",
+        "memory of one chip",
+        *(f"  {part.name:<34}{_size(part.bytes):>10}" for part in plan.parts),
+        f"  {'total':<34}{_size(plan.total):>10}   of {_size(plan.room)} usable "
+        f"({USABLE:.0%} of {_size(plan.chip.memory)})",
+        "",
+        f"work        {plan.flops.model / 1e12:,.2f} TFLOP a step (layers {plan.flops.layers / 1e12:,.2f}, "
+        f"attention {plan.flops.attention / 1e12:,.2f}, output {plan.flops.output / 1e12:,.2f}), and "
+        f"{plan.flops.recomputed / 1e12:,.2f} computed twice",
+        f"time        at least {_seconds(time.seconds)} a step at peak, limited by {time.limit} (compute "
+        f"{_seconds(time.compute)}, memory {_seconds(time.memory)}, links {_seconds(time.links)}); "
+        f"{_seconds(2 * time.seconds)} at half of it. Rollouts come on top",
+        "",
+        _verdict(plan),
+    ]
+    return "\n".join(lines)
+
+
+def _verdict(plan: Plan) -> str:
+    if plan.fits:
+        return f"fits: {_size(plan.room - plan.total)} to spare on each chip"
+    largest = max(plan.parts, key=lambda part: part.bytes)
+    return (
+        f"does not fit: {_size(plan.total - plan.room)} too much on each chip; the largest part is "
+        f"{largest.name} ({_size(largest.bytes)}). {_advice(plan.parts, largest, plan.model.remat)}"
+    )
+
+
+def _advice(parts: Sequence[Part], largest: Part, remat: bool) -> str:
+    if largest.name == "engine: KV store":
+        return "Lower rollout.slots or rollout.max_trajectory_tokens"
+    if not remat and largest.name.startswith("activations"):
+        return "Set model.remat = true, or lower batch.rows_per_microbatch"
+    if largest.name.startswith(("activations", "working")):
+        return "Lower batch.rows_per_microbatch or batch.row_tokens"
+    if largest.name == "engine: weights":
+        return "The engine's copy is split over the chips of one process only; take hosts with more of them"
+    return "Raise mesh.fsdp or mesh.tensor"
+
+
+def _size(count: float) -> str:
+    return f"{count / 1e9:,.2f} GB" if count >= 1e8 else f"{count / 1e6:,.2f} MB"
+
+
+def _seconds(value: float) -> str:
+    return f"{value:,.1f} s" if value >= 10 else f"{value:.3g} s"

@@ -1,0 +1,77 @@
+"""`autoforge plan`'s memory figure against XLA's own, `compiled.memory_analysis()`, on this machine's CPU.
+
+    python benchmarks/plan_memory.py
+
+Compiles the micro-batch program (gradients of one micro-batch added to the running sums) of small models and
+prints planned and measured bytes: inputs, outputs that are not inputs, and temporaries. float32, one device;
+bfloat16 is left out because XLA:CPU computes it in float32.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import jax
+
+from autoforge_jax.config import Config, parse_config
+from autoforge_jax.model.config import Qwen3Config
+from autoforge_jax.plan.batch import batch_plan
+from autoforge_jax.plan.memory import abstract_batch, abstract_params, learner_parts
+from autoforge_jax.train.optimizer import make_optimizer
+from autoforge_jax.train.step import SupervisedObjective, forward_of, make_train_step
+
+BASE = {"num_layers": 4, "hidden_size": 128, "intermediate_size": 384, "num_heads": 4, "num_kv_heads": 2}
+CASES: dict[str, tuple[dict[str, object], dict[str, object], int]] = {
+    "plain": (BASE, {"row_tokens": 512, "rows_per_microbatch": 4}, 2048),
+    "remat": ({**BASE, "remat": True}, {"row_tokens": 512, "rows_per_microbatch": 4}, 2048),
+    "deep": ({**BASE, "num_layers": 8}, {"row_tokens": 768, "rows_per_microbatch": 4}, 1024),
+    "wide vocabulary": (BASE, {"row_tokens": 512, "rows_per_microbatch": 2}, 16384),
+    "prefixes apart": (
+        BASE,
+        {"row_tokens": 384, "rows_per_microbatch": 6, "prefix_tokens": 128, "prefixes_per_microbatch": 2},
+        2048,
+    ),
+}
+"""Name -> ([model], [batch], vocabulary)."""
+
+
+def case(name: str) -> tuple[Config, Qwen3Config]:
+    """Config and model of one case."""
+    model, batch, vocabulary = CASES[name]
+    longest = int(str(batch["row_tokens"]))
+    config = parse_config({"model": model, "batch": batch, "rollout": {"max_trajectory_tokens": longest}})
+    return config, Qwen3Config.from_model_config(config.model, vocabulary)
+
+
+def planned(config: Config, model: Qwen3Config) -> float:
+    """Bytes of the micro-batch program by the plan: everything but the optimiser."""
+    parts = learner_parts(config, model, batch_plan(config))
+    return sum(part.bytes for part in parts if not part.name.startswith("optimiser"))
+
+
+def measured(config: Config, model: Qwen3Config) -> float:
+    """Bytes of the compiled program: inputs + temporaries + outputs that do not reuse an input's memory."""
+    plan = batch_plan(config)
+    graphdef, params = abstract_params(model)
+    optimizer = make_optimizer(config.erpo.optimizer, 10)
+    step = make_train_step(forward_of(graphdef), optimizer, SupervisedObjective())
+    memory = step.lower(params, abstract_batch(plan, plan.rows, plan.prefixes)).compile().memory_analysis()
+    outputs = memory.output_size_in_bytes - memory.alias_size_in_bytes
+    return float(memory.argument_size_in_bytes + memory.temp_size_in_bytes + outputs)
+
+
+def main() -> None:
+    """Print one line per case."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", help=f"of {list(CASES)}; all when none is given")
+    chosen = parser.parse_args().names or list(CASES)
+    print(f"jax {jax.__version__}, {jax.devices()[0].platform}, float32")
+    print(f"{'case':<18}{'planned MB':>12}{'measured MB':>13}{'off by':>9}")
+    for name in chosen:
+        config, model = case(name)
+        want, got = planned(config, model), measured(config, model)
+        print(f"{name:<18}{want / 1e6:>12.1f}{got / 1e6:>13.1f}{want / got - 1:>+9.1%}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,141 @@
+"""`autoforge plan` against arithmetic by hand, and its memory figure against XLA's own."""
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from autoforge_jax.cli import app
+from autoforge_jax.config import load_config, parse_config
+from autoforge_jax.errors import ConfigError
+from autoforge_jax.plan.batch import batch_plan, flops
+from autoforge_jax.plan.chips import chip_named, chips
+from autoforge_jax.plan.report import Plan, make_plan, model_shape, plan_text
+from benchmarks.plan_memory import case, measured, planned
+
+ROOT = Path(__file__).resolve().parents[2]
+TRAIN = ROOT / "configs" / "train"
+
+
+def parts(plan: Plan) -> dict[str, float]:
+    """First word or two of each part -> bytes."""
+    return {part.name.partition(" (")[0]: part.bytes for part in plan.parts}
+
+
+def test_every_chip_has_numbers_and_a_source() -> None:
+    known = chips()
+    assert set(known) == {"v5e", "v5p", "h100", "h200", "cpu"}
+    for chip in known.values():
+        assert chip.flops >= chip.flops_f32 > 0 and chip.memory > 1e9 and chip.bandwidth >= chip.links > 0
+        assert chip.source
+    assert known["v5e"].peak("bfloat16") == 197e12 and known["h200"].peak("float32") == 494e12
+    with pytest.raises(ConfigError, match=r"no chip is called 'v9'; known: v5e, v5p, h100"):
+        chip_named("v9")
+
+
+def test_batch_and_flops_by_hand() -> None:
+    config = parse_config(
+        {
+            "model": {
+                "num_layers": 3, "hidden_size": 10, "intermediate_size": 20,
+                "num_heads": 2, "num_kv_heads": 1, "head_dim": 4,
+            },
+            "tokenizer": {"vocab_size": 300},
+            "batch": {"row_tokens": 100, "rows_per_microbatch": 3},
+            "rollout": {"max_trajectory_tokens": 40},
+            "erpo": {"tasks_per_step": 5, "group_size": 4, "minibatches": 2},
+        }
+    )  # fmt: skip
+    plan = batch_plan(config)
+    # 20 trajectories, 10 per update, 2 per row of 100: 5 rows, so 2 micro-batches of 3
+    assert (plan.trajectories, plan.updates, plan.per_row, plan.microbatches) == (20, 2, 2, 2)
+    assert plan.computed_tokens == 2 * 2 * 3 * 100
+    model, where = model_shape(config)
+    assert where == "[model]" and model.vocab_size == 300
+    work = flops(model, plan)
+    weights = 3 * 10 * (2 * 8 + 2 * 4 + 3 * 20)
+    assert work.layers == 6 * weights * 1200
+    assert work.attention == 3 * 4 * 8 * 3 * 1200 * 50
+    assert work.output == 6 * 300 * 10 * (2 * 2 * 3 * 2 * 40)
+    assert work.recomputed == (work.attention + work.output) / 3
+
+
+def test_prefixes_apart_are_seen_by_every_row_and_by_themselves() -> None:
+    settings = {
+        "batch": {
+            "row_tokens": 64, "rows_per_microbatch": 4, "prefix_tokens": 32, "prefixes_per_microbatch": 2,
+        },
+        "rollout": {"max_trajectory_tokens": 96},
+        "erpo": {"tasks_per_step": 1, "group_size": 4},
+    }  # fmt: skip
+    config = parse_config(settings)
+    plan = batch_plan(config)
+    assert (plan.body_tokens, plan.microbatches, plan.prefix_tokens) == (64, 1, 64)
+    model, _ = model_shape(config)
+    scores = 4 * 128 * 4 * (4 * 64 * (32 + 32) + 2 * 32 * 16)
+    assert flops(model, plan).attention == 3 * scores
+
+
+@pytest.fixture(scope="module")
+def single() -> Plan:
+    """The plan of the single-GPU config."""
+    return make_plan(load_config(TRAIN / "single_gpu_qwen3_0_6b.toml"))
+
+
+@pytest.mark.slow
+def test_single_gpu_config_by_hand(single: Plan) -> None:
+    layer = 2 * 1024 * 2048 + 2 * 1024 * 1024 + 3 * 1024 * 3072
+    count = 151_936 * 1024 + 28 * (layer + 2 * 1024 + 2 * 128) + 1024
+    assert single.model.num_parameters == count == 596_049_920
+    found = parts(single)
+    assert found["parameters"] == found["gradients"] == found["engine: weights"] == 4 * count
+    assert found["optimiser"] == pytest.approx(8 * count, abs=64)
+    assert found["engine: KV store"] == 2 * 28 * (16 + 17) * 8 * 128 * (8192 + 32) * 2
+    carries = 28 * 2 * 8192 * 1024 * 2
+    assert carries <= found["activations kept"] < 1.6 * carries
+    tokens = 256 * 8192
+    assert single.batch.computed_tokens == tokens and single.batch.microbatches == 128
+    assert single.flops.layers == 6 * 28 * layer * tokens
+    assert single.flops.attention == 12 * 2048 * 28 * tokens * 4096
+    assert single.time.limit == "compute" and single.time.links == 0
+    assert single.time.compute == pytest.approx(single.flops.hardware / 989e12)
+    assert single.fits
+    text = plan_text(single)
+    assert "596,049,920 parameters" in text and text.splitlines()[-1].startswith("fits: ")
+
+
+@pytest.mark.slow
+def test_v5e_config_by_hand() -> None:
+    plan = make_plan(load_config(TRAIN / "tpu_v5e_16_qwen3_4b.toml"))
+    layer = 2 * 2560 * 4096 + 2 * 2560 * 1024 + 3 * 2560 * 9728
+    count = 151_936 * 2560 + 36 * (layer + 2 * 2560 + 2 * 128) + 2560
+    assert plan.model.num_parameters == count == 4_022_468_096
+    found = parts(plan)
+    # matrices over 16 chips; norms of the residual stream over the 4 of fsdp, head norms whole
+    matrices = 151_936 * 2560 + 36 * layer
+    own = 4 * (matrices / 16 + 37 * 2560 / 4 + 36 * 2560 / 4 + 36 * 256)
+    assert found["parameters"] == own
+    assert found["optimiser"] == pytest.approx(2 * own, abs=64)
+    assert found["engine: weights"] == 4 * count / 4
+    assert plan.batch.microbatches == 32 and plan.config.mesh.size == 16
+    assert plan.time.links > 0
+    assert plan.fits
+
+
+@pytest.mark.slow
+def test_the_command_says_what_does_not_fit() -> None:
+    path = str(TRAIN / "single_gpu_qwen3_0_6b.toml")
+    result = CliRunner().invoke(app, ["plan", path, "--chip", "v5e"])
+    assert result.exit_code == 1, result.output
+    assert "does not fit" in result.output and "the largest part is engine: KV store" in result.output
+    wrong = CliRunner().invoke(app, ["plan", path, "--chip", "abacus"])
+    assert wrong.exit_code == 2 and "no chip is called 'abacus'" in wrong.output
+    unfit = CliRunner().invoke(app, ["plan", path, "--set", "mesh.tensor=16"])
+    assert unfit.exit_code == 2 and "does not divide model.num_kv_heads = 8" in unfit.output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["plain", "remat"])
+def test_planned_memory_is_within_a_tenth_of_what_xla_says(name: str) -> None:
+    config, model = case(name)
+    assert planned(config, model) == pytest.approx(measured(config, model), rel=0.1)
