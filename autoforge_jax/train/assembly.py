@@ -7,6 +7,7 @@ of weights.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -17,8 +18,10 @@ from autoforge_jax.model.config import Qwen3Config
 from autoforge_jax.model.qwen3 import Qwen3
 from autoforge_jax.model.retrieval_init import retrieval_weights
 from autoforge_jax.rollout.engine_jax import JaxEngine
+from autoforge_jax.rollout.policy import Engine
 from autoforge_jax.rollout.render import Renderer
 from autoforge_jax.train.checkpoint import CheckpointMeta, CheckpointStore
+from autoforge_jax.train.disk_sync import DiskSync
 from autoforge_jax.train.optimizer import make_optimizer
 from autoforge_jax.train.rundir import RunDir
 from autoforge_jax.train.state import Params, TrainState, init_state
@@ -54,13 +57,24 @@ class Assembly:
             started = retrieval_weights(drawn, self.model_config, pieces, config.run.seed)
             nnx.replace_by_pure_dict(self._fresh, started)
         self.forward: Forward = forward_of(self.graphdef)
-        self.engine = JaxEngine(
-            self.graphdef,
-            self.model_config,
-            slots=config.rollout.slots,
-            max_length=config.rollout.max_trajectory_tokens,
-            pad_id=renderer.tokenizer.pad_id,
-        )
+        self.engine: Engine
+        self._hand_over: Callable[[Params, int], SyncReport]
+        self._disk_sync: DiskSync | None = None
+        self.last_sync: SyncReport | None = None
+        """The newest hand-over."""
+        if config.rollout.engine == "sglang":
+            self._disk_sync = DiskSync(run, renderer.tokenizer, self.model_config, self.initial_params())
+            self.engine, self._hand_over = self._disk_sync.engine, self._disk_sync.push
+        else:
+            engine = JaxEngine(
+                self.graphdef,
+                self.model_config,
+                slots=config.rollout.slots,
+                max_length=config.rollout.max_trajectory_tokens,
+                pad_id=renderer.tokenizer.pad_id,
+            )
+            self.engine = engine
+            self._hand_over = lambda params, version: sync_weights(params, version, engine)
         self.sft_optimizer = make_optimizer(config.sft.optimizer, config.sft.steps)
         self.erpo_optimizer = make_optimizer(
             config.erpo.optimizer, config.erpo.steps * config.erpo.minibatches
@@ -93,7 +107,13 @@ class Assembly:
 
     def sync(self, params: Params, version: int) -> SyncReport:
         """Hand parameters to the engine and prove that they arrived."""
-        return sync_weights(params, version, self.engine)
+        self.last_sync = self._hand_over(params, version)
+        return self.last_sync
+
+    def close(self) -> None:
+        """Let go of the engine; servers that the run started are stopped."""
+        if self._disk_sync is not None:
+            self._disk_sync.close()
 
     @property
     def parameters(self) -> int:
