@@ -326,9 +326,8 @@ class Config(Section):
                 part = getattr(self, name)
                 if part.temperature > 0 and part.top_k > 0 and part.top_p < 1:
                     raise ValueError(
-                        f"{name}: top_k {part.top_k} with top_p {part.top_p:g} means another distribution "
-                        "to SGLang "
-                        "than to the embedded engine; use one of the two"
+                        f"{name}: top_k {part.top_k} with top_p {part.top_p:g} means another distribution to "
+                        "SGLang than to the embedded engine; use one of the two"
                     )
         tasks, heldout = self.synthesis.tasks_per_bundle, self.synthesis.heldout_tasks_per_bundle
         if heldout >= tasks:

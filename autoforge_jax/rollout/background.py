@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Coroutine
-from concurrent.futures import CancelledError
-from concurrent.futures import TimeoutError as FutureTimeout
+from concurrent.futures import wait
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+_WAKE_S = 0.5
 _CLEANUP_S = 15.0
 """How long an interrupted call may take to abort what it has sent."""
 
@@ -39,14 +39,14 @@ class BackgroundLoop:
 
         future = asyncio.run_coroutine_threadsafe(work(), self._loop)
         try:
-            return future.result()
-        except (CancelledError, FutureTimeout):
-            raise
+            # A wait without end is not woken by a signal that another thread happened to get.
+            while not wait((future,), timeout=_WAKE_S).done:
+                pass
         except BaseException:
-            if not future.done():
-                future.cancel()
-                finished.wait(_CLEANUP_S)
+            future.cancel()
+            finished.wait(_CLEANUP_S)
             raise
+        return future.result()
 
     def close(self) -> None:
         """Stop the thread; a later call starts another."""

@@ -139,8 +139,7 @@ class SGLangEngine:
             if len(ids) >= self.max_length:
                 raise PolicyError(
                     f"{where}: context of {len(ids)} tokens leaves no room in max_length {self.max_length}; "
-                    "end the "
-                    "episode before its next turn or raise max_length"
+                    "end the episode before its next turn or raise max_length"
                 )
             check_params(request.params, where)
             self._contexts.check(name, ids)
@@ -189,8 +188,7 @@ class SGLangEngine:
                 self._fleet.distrust(node, epoch)
                 reason = (
                     f"{node.server.url} answered from weights {sorted(versions)}, expected {published.tag}; "
-                    "was it "
-                    "restarted, or does somebody else update it?"
+                    "was it restarted, or does somebody else update it?"
                 )
                 continue
             output = to_output(reply, request, most, self.model.vocab_size, published.version)

@@ -25,13 +25,12 @@ async def admit(server: SGLangServer, info: ModelInfo, model: Qwen3Config, max_l
     if started.max_req_input_len < max_length:
         faults.append(
             f"it takes {started.max_req_input_len} tokens, rollout.max_trajectory_tokens is {max_length}: "
-            "start it "
-            "with more --max-total-tokens and --context-length, or lower that"
+            "start it with more --max-total-tokens and --context-length, or lower that"
         )
     if started.speculative_algorithm:
         faults.append(
-            f"speculative decoding ({started.speculative_algorithm}) would keep an old draft model: start "
-            "it without"
+            f"speculative decoding ({started.speculative_algorithm}) would keep an old draft model: start it "
+            "without"
         )
     if started.allow_auto_truncate:
         faults.append("it would cut long contexts: start it without --allow-auto-truncate")
@@ -51,8 +50,8 @@ def _model_faults(info: ModelInfo, model: Qwen3Config) -> list[str]:
     if folder is None:
         return [
             f"its model folder {info.model_path!r} cannot be read here, so its shape is unknown; weights "
-            "travel through "
-            "files: start it with the run's folder serve/initial, on a file system that both see"
+            "travel through files: start it with the run's folder serve/initial, on a file system that both "
+            "see"
         ]
     try:
         served = Qwen3Config.from_hf(json.loads((folder / "config.json").read_text(encoding="utf-8")))

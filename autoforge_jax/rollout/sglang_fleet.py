@@ -175,8 +175,7 @@ class Fleet:
                     if died > 1:
                         raise WeightsError(
                             f"{node.server.url} died twice while it took the weights in {published.folder}: "
-                            f"{error}. "
-                            "Its log says why"
+                            f"{error}. Its log says why"
                         ) from error
                     if self._start_server is not None:
                         await asyncio.to_thread(self._start_server, node.server.url)
@@ -198,8 +197,7 @@ class Fleet:
             if info.weight_version != published.tag:
                 raise WeightsError(
                     f"{server.url} serves weights {info.weight_version!r} after an update to "
-                    f"{published.tag!r}; does "
-                    "somebody else update it?"
+                    f"{published.tag!r}; does somebody else update it?"
                 )
             compared = 0
             if self.config.verify == "checksums":
@@ -215,8 +213,8 @@ class Fleet:
         host, _, port = node.server.url.rpartition("//")[2].rpartition(":")
         return (
             f"no SGLang server at {node.server.url} ({error}; waited up to {self.config.start_timeout_s:g} "
-            "s). Start it, then run "
-            f"the same command again, it goes on where it stood: python -m sglang.launch_server --model-path "
+            "s). Start it, then run the same command again, it goes on where it stood: python -m "
+            "sglang.launch_server --model-path "
             f"{published.folder.parent / 'initial'} --host {host or '127.0.0.1'} --port {port} "
             "(docs/sglang.md)"
         )

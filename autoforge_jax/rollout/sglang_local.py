@@ -33,12 +33,14 @@ class LocalServer:
         environment: Mapping[str, str] | None = None,
     ) -> None:
         """command: what starts SGLang, with options of its own; ``--model-path``, ``--host`` and ``--port``
-        are appended. log: gets its output, appended. environment: added to this process's."""
+        are appended. log: gets its output, appended; beside it a ``.pid`` file while it runs, for when this
+        process is killed and cannot stop it. environment: added to this process's."""
         parts = urlsplit(url)
         if parts.hostname is None or parts.port is None:
             raise EngineLostError(f"{url} names no host and port; expected e.g. http://127.0.0.1:30000")
         self.url = url
         self.log = log
+        self._pid_file = log.with_suffix(".pid")
         self.command = [
             *command, "--model-path", str(model_folder), "--host", parts.hostname, "--port", str(parts.port),
         ]  # fmt: skip
@@ -85,6 +87,7 @@ class LocalServer:
                         f"cannot start an SGLang server: {error}; is rollout.sglang.launch right? "
                         f"{self.command}"
                     ) from error
+            self._pid_file.write_text(f"{self._process.pid}\n", encoding="utf-8")
             atexit.register(self.stop)
 
     def kill(self) -> None:
@@ -112,6 +115,7 @@ class LocalServer:
                     continue
             process.wait()
             self._process = None
+            self._pid_file.unlink(missing_ok=True)
 
 
 class LocalServers:

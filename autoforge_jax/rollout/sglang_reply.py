@@ -30,8 +30,8 @@ def check_params(params: SamplingParams, where: str) -> None:
     if params.temperature > 0 and params.top_k > 0 and params.top_p < 1:
         raise PolicyError(
             f"{where}: top_k {params.top_k} together with top_p {params.top_p:g}: SGLang takes both shares "
-            "of the "
-            "whole distribution, the embedded engine takes top_p of what top_k left. Use one of the two"
+            "of the whole distribution, the embedded engine takes top_p of what top_k left. Use one of the "
+            "two"
         )
 
 
@@ -79,8 +79,7 @@ def to_output(
     if meta.prompt_tokens != len(request.token_ids):
         raise LedgerError(
             f"{where}: sent {len(request.token_ids)} ids, the server read {meta.prompt_tokens}; does it "
-            "truncate "
-            "inputs?"
+            "truncate inputs?"
         )
     if meta.output_token_logprobs is None:
         raise LedgerError(
@@ -89,9 +88,8 @@ def to_output(
     if tuple(token for _, token, _ in meta.output_token_logprobs) != ids:
         raise LedgerError(
             f"{where}: the log-probs belong to ids {[t for _, t, _ in meta.output_token_logprobs][:8]}…, "
-            "sampled "
-            f"were {list(ids[:8])}… ({len(meta.output_token_logprobs)} and {len(ids)} of them); expected "
-            "the same"
+            "sampled were "
+            f"{list(ids[:8])}… ({len(meta.output_token_logprobs)} and {len(ids)} of them); expected the same"
         )
     logprobs: list[float] = []
     for index, (value, token, _) in enumerate(meta.output_token_logprobs):
@@ -116,7 +114,6 @@ def to_output(
     if stop == "length" and len(ids) != max_new_tokens:
         raise LedgerError(
             f"{where}: the server ended after {len(ids)} of {max_new_tokens} tokens for lack of room; start "
-            "it with "
-            "more --context-length and --max-total-tokens"
+            "it with more --context-length and --max-total-tokens"
         )
     return SampleOutput(ids, tuple(logprobs), stop, version)

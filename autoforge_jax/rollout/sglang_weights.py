@@ -107,24 +107,23 @@ def compare_checksums(ranks: Sequence[RankChecksums], published: PublishedWeight
         dtype = next((d for d in DTYPES if published.probe(d) == got.get(_PROBE)), None)
         if dtype is None:
             raise WeightsError(
-                f"{where}: {_PROBE} did not arrive as sent, in none of the types {', '.join(DTYPES)}. "
-                "Either other "
-                "weights are served, or this server hashes or stores weights in its own way (CUDA, AMX, "
+                f"{where}: {_PROBE} did not arrive as sent, in none of the types {', '.join(DTYPES)}. Either "
+                "other weights are served, or this server hashes or stores weights in its own way (CUDA, "
+                "AMX, "
                 'quantisation): then set rollout.sglang.verify = "version" to go by the version alone'
             )
         expected = published.expected(dtype)
         if expected.keys() != got.keys():
             raise WeightsError(
                 f"{where} holds other tensors than were sent: missing "
-                f"{sorted(expected.keys() - got.keys())[:3]}, "
-                f"unknown {sorted(got.keys() - expected.keys())[:3]}; is it another model?"
+                f"{sorted(expected.keys() - got.keys())[:3]}, unknown "
+                f"{sorted(got.keys() - expected.keys())[:3]}; is it another model?"
             )
         wrong = [name for name in expected if expected[name] != got[name]]
         if wrong:
             raise WeightsError(
                 f"{where}: {len(wrong)} of {len(expected)} tensors arrived changed, first {wrong[0]} (as "
-                f"{dtype}); "
-                "the folder was not read whole, or the server transforms weights after loading"
+                f"{dtype}); the folder was not read whole, or the server transforms weights after loading"
             )
         compared += len(expected)
     return compared
