@@ -8,6 +8,7 @@ since. There is one way to get there, taken at the start, at a weight update and
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,6 +21,10 @@ from autoforge_jax.rollout.sglang_http import ServerDown, ServerRefused, ServerS
 from autoforge_jax.rollout.sglang_weights import PublishedWeights, compare_checksums
 
 _POLL_S = 0.5
+
+
+class _DiedLoading(ServerDown):
+    """The connection broke while the server was loading weights."""
 
 
 @dataclass
@@ -163,15 +168,15 @@ class Fleet:
             give_up = time.monotonic() + patience_s
             died = 0
             while not self._is_ready(node):
-                updating = False
                 try:
                     if not node.trusted:
                         await node.server.health()  # takes a second or more: it samples a token
-                    updating = True
                     return await self._update(node, published)
+                except ServerRefused as error:
+                    raise WeightsError(f"weights {published.tag} were not taken: {error}") from error
                 except (ServerDown, ServerSlow) as error:
                     node.trusted = False
-                    died += updating and isinstance(error, ServerDown)
+                    died += isinstance(error, _DiedLoading)
                     if died > 1:
                         raise WeightsError(
                             f"{node.server.url} died twice while it took the weights in {published.folder}: "
@@ -185,29 +190,39 @@ class Fleet:
             return 0
 
     async def _update(self, node: Node, published: PublishedWeights) -> int:
-        server, limit = node.server, self.config.update_timeout_s
-        try:
-            info = await server.model_info()
-            if not node.trusted or info.weight_version != node.tag:
-                await admit(server, info, self._model, self._max_length)
-            if info.weight_version != published.tag:
-                await server.update_weights(published.folder, published.tag, limit)
-                self.updates += 1
-                info = await server.model_info()
-            if info.weight_version != published.tag:
-                raise WeightsError(
-                    f"{server.url} serves weights {info.weight_version!r} after an update to "
-                    f"{published.tag!r}; does somebody else update it?"
-                )
-            compared = 0
-            if self.config.verify == "checksums":
-                ranks = await server.checksums(limit)
-                compared = await asyncio.to_thread(compare_checksums, ranks, published, server.url)
-        except ServerRefused as error:
-            raise WeightsError(f"weights {published.tag} were not taken: {error}") from error
+        info = await node.server.model_info()
+        if not node.trusted or info.weight_version != node.tag:
+            await admit(node.server, info, self._model, self._max_length)
+        compared = None
+        if info.weight_version == published.tag:  # left by a publish of the same bytes; is it what it says?
+            with contextlib.suppress(WeightsError):
+                compared = await self._compare(node, published)
+        if compared is None:
+            await self._load(node, published)
+            compared = await self._compare(node, published)
         node.tag, node.trusted = published.tag, True
         node.epoch += 1
         return compared
+
+    async def _load(self, node: Node, published: PublishedWeights) -> None:
+        server = node.server
+        try:
+            await server.update_weights(published.folder, published.tag, self.config.update_timeout_s)
+        except ServerDown as error:
+            raise _DiedLoading(str(error)) from error
+        self.updates += 1
+        info = await server.model_info()
+        if info.weight_version != published.tag:
+            raise WeightsError(
+                f"{server.url} serves weights {info.weight_version!r} after an update to {published.tag!r}; "
+                "does somebody else update it?"
+            )
+
+    async def _compare(self, node: Node, published: PublishedWeights) -> int:
+        if self.config.verify == "version":
+            return 0
+        ranks = await node.server.checksums(self.config.update_timeout_s)
+        return await asyncio.to_thread(compare_checksums, ranks, published, node.server.url)
 
     def _lost_words(self, node: Node, published: PublishedWeights, error: PolicyError) -> str:
         host, _, port = node.server.url.rpartition("//")[2].rpartition(":")

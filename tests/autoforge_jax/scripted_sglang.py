@@ -44,6 +44,8 @@ class ScriptedServer:
         self.version = "default"
         self.answer: Answer = lambda _body, reply: reply
         self.max_input = 4096
+        self.refuses = ""
+        """A route whose connections break."""
         self.server_info: dict[str, Any] = {}
         self.model_info: dict[str, Any] = {}
         self.checksums: Callable[[dict[str, str]], dict[str, str]] = lambda sums: sums
@@ -114,6 +116,8 @@ class ScriptedServer:
     def reply(self, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         """(status, JSON) of one call; status 0: none."""
         self.calls.append((path, body))
+        if path == self.refuses:
+            return 0, {}
         if path == "/health":
             return 200, {}
         if path == "/model_info":

@@ -402,8 +402,22 @@ def test_what_did_not_arrive_is_named(
     mixed = dataclasses.replace(other, folder=weights.folder)  # the file is another's
     with pytest.raises(WeightsError, match=r"of 10 tensors arrived changed, first model\.embed_tokens"):
         make().publish(mixed)
+    server.folder, server.version = weights.folder, other.tag  # a tag that lies is found out and mended
+    assert make().publish(other).compared == 10 and server.folder == other.folder
     with pytest.raises(WeightsError, match=r"were not taken.*no such folder"):
         make().publish(dataclasses.replace(weights, tag="t2", folder=folder / "absent"))
+
+
+def test_a_server_that_dies_of_the_weights_is_not_killed_for_ever(
+    make: Make, server: ScriptedServer, weights: PublishedWeights
+) -> None:
+    server.refuses = "/update_weights_from_disk"
+    with pytest.raises(WeightsError, match=r"died twice while it took the weights in .*v1"):
+        make().publish(weights)
+    assert len(server.of("/update_weights_from_disk")) == 2
+    server.refuses = "/model_info"
+    with pytest.raises(EngineLostError, match="no SGLang server at"):
+        make(start_timeout_s=0.1).publish(weights)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 skipped."""
 
 import os
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +13,16 @@ import pytest
 from autoforge_jax.rollout.sglang_local import LocalServer
 
 PYTHON = os.environ.get("AUTOFORGE_SGLANG_PYTHON", "")
-URL = os.environ.get("AUTOFORGE_SGLANG_URL", "http://127.0.0.1:31002")
+
+
+def free_url() -> str:
+    """An address of this machine where nothing listens now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{probe.getsockname()[1]}"
+
+
+URL = free_url()
 HERE = Path(__file__).resolve().parent
 OPTIONS = (
     "--device", "cpu", "--attention-backend", "torch_native", "--sampling-backend", "pytorch",

@@ -13,9 +13,9 @@ from autoforge_jax.config import load_config
 from autoforge_jax.train.loop import execute
 from autoforge_jax.train.metrics import Bar, Reporter, read_jsonl
 from autoforge_jax.train.rundir import PHASES
+from tests.sglang.conftest import free_url
 
 ROOT = Path(__file__).resolve().parents[2]
-URL = "http://127.0.0.1:31003"
 
 
 class _KillServerAfter(Reporter):
@@ -52,7 +52,7 @@ def test_a_run_from_end_to_end_survives_its_servers_death(
             f"run.compile_cache={ROOT / '.jax_cache'}",
             f'synthesis.documents=["{ROOT / "configs" / "debug" / "shelf_tools.json"}"]',
             f"rollout.sglang.launch=[{command}]",
-            f'rollout.sglang.urls=["{URL}"]',
+            f'rollout.sglang.urls=["{free_url()}"]',
         ),
     )
     folder = tmp_path / config.run.name
