@@ -179,7 +179,8 @@ class SFTConfig(Section):
 
 
 class SGLangConfig(Section):
-    """The servers of `rollout.engine = "sglang"` (docs/sglang.md). Nothing here changes what a run learns from."""
+    """The servers of `rollout.engine = "sglang"` (docs/sglang.md). Nothing here changes what a run learns
+    from."""
 
     urls: tuple[str, ...] = ("http://127.0.0.1:30000",)
     """One per server. All serve the same weights; an episode stays with one server while it lives."""

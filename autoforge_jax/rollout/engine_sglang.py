@@ -24,6 +24,7 @@ import asyncio
 import itertools
 import uuid
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from autoforge_jax.config import SGLangConfig
 from autoforge_jax.errors import PolicyError
@@ -50,15 +51,17 @@ class SGLangEngine:
         *,
         max_length: int,
         start_server: Callable[[str], None] | None = None,
+        start_folder: Path | None = None,
     ) -> None:
         """max_length: tokens of a context at most, turn included. start_server: called with the url of a
         server that does not answer, as often as it does not; must return at once
-        (`sglang_local.LocalServers`)."""
+        (`sglang_local.LocalServers`). start_folder: the model folder that the
+        error about a missing server says to start it with; without it the published one."""
         if max_length < 2:
             raise PolicyError(f"max_length {max_length} is too small to sample anything")
         self.config, self.model, self.max_length = config, model, max_length
         self._loop = BackgroundLoop("sglang-engine")
-        self._fleet = Fleet(config, model, max_length, start_server)
+        self._fleet = Fleet(config, model, max_length, start_server, start_folder)
         self._contexts = SessionContexts()
         self._rid_prefix = uuid.uuid4().hex[:12]
         self._rid_numbers = itertools.count()

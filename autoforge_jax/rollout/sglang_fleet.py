@@ -12,6 +12,7 @@ import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from autoforge_jax.config import SGLangConfig
 from autoforge_jax.errors import EngineLostError, PolicyError, WeightsError
@@ -64,10 +65,11 @@ class Fleet:
         model: Qwen3Config,
         max_length: int,
         start_server: Callable[[str], None] | None,
+        start_folder: Path | None,
     ) -> None:
         """Arguments: `SGLangEngine`. Nothing is connected yet."""
         self.config, self._model, self._max_length = config, model, max_length
-        self._start_server = start_server
+        self._start_server, self._start_folder = start_server, start_folder
         self.published: PublishedWeights | None = None
         self.homes: dict[str, Node] = {}
         """Session -> its server."""
@@ -230,6 +232,6 @@ class Fleet:
             f"no SGLang server at {node.server.url} ({error}; waited up to {self.config.start_timeout_s:g} "
             "s). Start it, then run the same command again, it goes on where it stood: python -m "
             "sglang.launch_server --model-path "
-            f"{published.folder.parent / 'initial'} --host {host or '127.0.0.1'} --port {port} "
+            f"{self._start_folder or published.folder} --host {host or '127.0.0.1'} --port {port} "
             "(docs/sglang.md)"
         )

@@ -60,6 +60,7 @@ class DiskSync:
             model,
             max_length=run.config.rollout.max_trajectory_tokens,
             start_server=self._servers.start if self._servers else None,
+            start_folder=self._initial,
         )
 
     def push(self, params: Params, version: int) -> SyncReport:

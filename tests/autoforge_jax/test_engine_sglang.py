@@ -320,9 +320,7 @@ def test_no_server_is_one_clear_error_and_no_failed_trajectory(
 ) -> None:
     engine = make(start_timeout_s=0.3)
     server.die()
-    with pytest.raises(
-        EngineLostError, match=r"no SGLang server at http://127.*--model-path .*initial --host"
-    ):
+    with pytest.raises(EngineLostError, match=r"no SGLang server at http://127.*--model-path .*v1 --host"):
         engine.publish(weights)
     server.start()
     engine.publish(weights)

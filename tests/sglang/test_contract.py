@@ -36,7 +36,7 @@ norm."""
 
 def new_engine(server: LocalServer, **changes: object) -> SGLangEngine:
     """An engine that starts the server again when it does not answer."""
-    config = SGLangConfig(urls=(URL,), start_timeout_s=300, **changes)  # type: ignore[arg-type]
+    config = SGLangConfig(urls=(URL,), start_timeout_s=1200, **changes)  # type: ignore[arg-type]
     return SGLangEngine(config, MODEL, max_length=LENGTH, start_server=lambda _url: server.start())
 
 
@@ -235,7 +235,7 @@ def test_death_and_restart_in_mid_run(server: LocalServer, folder: Path) -> None
     worker.start()
     time.sleep(0.4)
     server.kill()
-    worker.join(300)
+    worker.join(1300)
     assert len(outputs) == len(asked)
     stats = engine.stats()
     assert stats["lost_connections"] > 0 and stats["updates"] == 2
