@@ -8,6 +8,7 @@ parent with ``extends = "other.toml"`` (relative to the file). The resolved tree
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -216,10 +217,50 @@ class SFTConfig(Section):
         return self
 
 
+class SGLangConfig(Section):
+    """The servers of `rollout.engine = "sglang"` (docs/sglang.md). Nothing here changes what a run learns
+    from."""
+
+    urls: tuple[str, ...] = ("http://127.0.0.1:30000",)
+    """One per server. All serve the same weights; an episode stays with one server while it lives."""
+    launch: tuple[str, ...] = ()
+    """Command that starts a server on this machine, e.g. ["python", "-m", "sglang.launch_server", "--dtype",
+    "bfloat16"]; model folder, host and port are appended. Started for every url that does not answer, again
+    when it dies, and stopped with the run. Empty: the servers are somebody else's."""
+    requests_per_server: int = Field(default=64, ge=1)
+    """In flight at a time; the others wait here, outside their deadline."""
+    request_timeout_s: float = Field(default=300, gt=0)
+    """Deadline of one turn. Past it the request is aborted and its episode excluded, never tried again: that
+    would favour short answers."""
+    connect_timeout_s: float = Field(default=5, gt=0)
+    call_timeout_s: float = Field(default=60, gt=0)
+    """Deadline of health, info and abort calls."""
+    start_timeout_s: float = Field(default=600, gt=0)
+    """How long a server may be away (starting, restarting) before the run stops."""
+    update_timeout_s: float = Field(default=600, gt=0)
+    """Deadline of a weight update and of its check."""
+    attempts: int = Field(default=3, ge=1)
+    """Of one request, when servers die under it or come back with other weights."""
+    verify: Literal["checksums", "version"] = "checksums"
+    """After an update: compare the checksum of every tensor with the learner's, or the version alone. CUDA
+    servers and sharded ones can only be asked for the version."""
+
+    @model_validator(mode="after")
+    def _urls_make_sense(self) -> SGLangConfig:
+        bad = [url for url in self.urls if not re.fullmatch(r"https?://[^/\s?#]+/?", url)]
+        if bad or not self.urls or len({url.rstrip("/") for url in self.urls}) != len(self.urls):
+            raise ValueError(f"urls are {list(self.urls)}, expected distinct ones like http://host:30000")
+        if self.launch and any(not re.fullmatch(r"http://[^/:]+:\d+/?", url) for url in self.urls):
+            raise ValueError(f"urls are {list(self.urls)}; a server to launch needs http://host:port")
+        return self
+
+
 class RolloutConfig(Section):
     """How episodes are run for training."""
 
-    engine: Literal["jax"] = "jax"
+    engine: Literal["jax", "sglang"] = "jax"
+    """`jax`: embedded, in this process. `sglang`: servers over HTTP."""
+    sglang: SGLangConfig = SGLangConfig()
     slots: int = Field(default=128, ge=1)
     """Episodes decoded side by side."""
     temperature: float = Field(default=1.0, gt=0)
@@ -332,6 +373,14 @@ class Config(Section):
                 f"rollout.max_trajectory_tokens ({longest}) is above model.max_position "
                 f"({self.model.max_position})"
             )
+        if self.rollout.engine == "sglang":
+            for name in ("rollout", "evaluation", "sampled_evaluation"):
+                part = getattr(self, name)
+                if part.temperature > 0 and part.top_k > 0 and part.top_p < 1:
+                    raise ValueError(
+                        f"{name}: top_k {part.top_k} with top_p {part.top_p:g} means another distribution to "
+                        "SGLang than to the embedded engine; use one of the two"
+                    )
         tasks, heldout = self.synthesis.tasks_per_bundle, self.synthesis.heldout_tasks_per_bundle
         if heldout >= tasks:
             raise ValueError(

@@ -5,6 +5,7 @@
     2)
     ├── LedgerError       the token ledger is broken: missing log-probs, changed prefix, lengths that differ
     ├── PolicyError       an engine failed or was asked for something impossible
+    ├── EngineLostError   no engine server answers any more: the run stops, its checkpoints stay
     ├── WeightsError      weights on disk do not fit the model, or did not arrive
     ├── CheckpointError   a checkpoint is missing, half-written, or belongs to another run
     └── TrainingError     training cannot go on (nothing to learn from, agreement lost)
@@ -27,6 +28,11 @@ class LedgerError(AutoforgeError):
 
 class PolicyError(AutoforgeError):
     """An engine failed, or was asked for something impossible."""
+
+
+class EngineLostError(AutoforgeError):
+    """No engine server answers, within the time that the config gives it. Not a PolicyError: no episode can
+    go on, and no trajectory may be counted as failed for it."""
 
 
 class WeightsError(AutoforgeError):

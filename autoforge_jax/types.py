@@ -62,6 +62,8 @@ class SampleOutput:
     logprobs: tuple[float, ...]
     stop: Literal["stop", "length", "abort"]
     policy_version: int
+    reason: str = ""
+    """Why, when `stop` is "abort"; its ids are never used."""
 
 
 @dataclass(frozen=True)

@@ -27,16 +27,27 @@ def export_hf(
     token_ids: Mapping[str, int | list[int]] | None = None,
 ) -> Path:
     """Write config.json, generation_config.json, model.safetensors (float32) and the tokenizer's files;
-    returns `folder`.
+    returns `folder`. Arguments: `write_hf`. Raises WeightsError when a parameter does not fit `config`.
+    """
+    weights = weights_of(params) if isinstance(params, nnx.State) else params
+    return write_hf(folder, hf_tensors(weights, config), config, tokenizer_files, token_ids)
+
+
+def write_hf(
+    folder: Path,
+    tensors: dict[str, np.ndarray],
+    config: Qwen3Config,
+    tokenizer_files: Sequence[Path] | Mapping[str, bytes] = (),
+    token_ids: Mapping[str, int | list[int]] | None = None,
+) -> Path:
+    """`export_hf` of tensors that `hf_tensors` gave.
 
     tokenizer_files: paths to copy, or name -> content. token_ids: ``eos_token_id``, ``pad_token_id``,
     ``bos_token_id`` for both config files. The folder appears whole or not at all: it is written beside
-    itself and renamed; an older one is replaced. Raises WeightsError when a parameter does not fit `config`,
-    or a tokenizer file would overwrite one of ours.
+    itself and renamed; an older one is replaced. Raises WeightsError when a tokenizer file would overwrite
+    one of ours.
     """
     folder = Path(folder)
-    weights = weights_of(params) if isinstance(params, nnx.State) else params
-    tensors = hf_tensors(weights, config)
     ids = dict(token_ids or {})
     folder.parent.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))

@@ -93,7 +93,7 @@ class _Episode:
     def take(self, request: SampleRequest, output: SampleOutput) -> None:
         """Record one sampled turn and let the environment answer it."""
         if output.stop == "abort":
-            return self.fail(StopReason.POLICY_ERROR, "the engine aborted this request")
+            return self.fail(StopReason.POLICY_ERROR, output.reason or "the engine aborted this request")
         start, end = self.ledger.append_action(output, request.params)
         version = output.policy_version
         self._version = version if self._version is None else min(self._version, version)

@@ -1,6 +1,7 @@
 """The policy port: what an episode needs of an engine, and nothing else (DESIGN.md §10).
 
-Engines: `rollout.engine_jax.JaxEngine`, and the shipped double `rollout.scripted.ScriptedPolicy`.
+Engines: `rollout.engine_jax.JaxEngine` (embedded), `rollout.engine_sglang.SGLangEngine` (servers over HTTP),
+and the shipped double `rollout.scripted.ScriptedPolicy`.
 """
 
 from __future__ import annotations
@@ -31,4 +32,12 @@ class Policy(Protocol):
 
     def release(self, session_id: str) -> None:
         """Forget a session (its cache); unknown sessions are fine."""
+        ...
+
+
+class Engine(Policy, Protocol):
+    """A policy that a training run drives; how it gets its weights is between it and its weight sync."""
+
+    def stats(self) -> dict[str, float]:
+        """Counters since construction; `compiles` among them."""
         ...

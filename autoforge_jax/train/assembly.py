@@ -7,7 +7,7 @@ of weights.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,10 @@ from autoforge_jax.model.retrieval_init import retrieval_weights
 from autoforge_jax.model.sharding import Layout, gather_to_host, make_layout
 from autoforge_jax.rollout.conditions import Conditions
 from autoforge_jax.rollout.engine_jax import JaxEngine
+from autoforge_jax.rollout.policy import Engine
 from autoforge_jax.rollout.render import Renderer
 from autoforge_jax.train.checkpoint import CheckpointMeta, CheckpointStore
+from autoforge_jax.train.disk_sync import DiskSync
 from autoforge_jax.train.optimizer import make_optimizer
 from autoforge_jax.train.rundir import RunDir
 from autoforge_jax.train.state import Params, TrainState, init_state
@@ -92,13 +94,24 @@ class Assembly:
         if self.layout is not None and (retrieval or self._loaded is not None):
             self._fresh = self.layout.place(self._fresh, self.layout.of_state(self._fresh))
         self.forward: Forward = forward_of(self.graphdef)
-        self.engine = JaxEngine(
-            self.graphdef,
-            self.model_config,
-            slots=config.rollout.slots,
-            max_length=config.rollout.max_trajectory_tokens,
-            pad_id=renderer.tokenizer.pad_id,
-        )
+        self.engine: Engine
+        self._hand_over: Callable[[Params, int], SyncReport]
+        self._disk_sync: DiskSync | None = None
+        self.last_sync: SyncReport | None = None
+        """The newest hand-over."""
+        if config.rollout.engine == "sglang":
+            self._disk_sync = DiskSync(run, renderer.tokenizer, self.model_config, self.initial_params())
+            self.engine, self._hand_over = self._disk_sync.engine, self._disk_sync.push
+        else:
+            engine = JaxEngine(
+                self.graphdef,
+                self.model_config,
+                slots=config.rollout.slots,
+                max_length=config.rollout.max_trajectory_tokens,
+                pad_id=renderer.tokenizer.pad_id,
+            )
+            self.engine = engine
+            self._hand_over = lambda params, version: sync_weights(params, version, engine)
         self.sft_optimizer = make_optimizer(config.sft.optimizer, config.sft.steps)
         self.erpo_optimizer = make_optimizer(
             config.erpo.optimizer, config.erpo.steps * config.erpo.minibatches
@@ -134,7 +147,13 @@ class Assembly:
         engine of its own with the whole model."""
         if jax.process_count() > 1:
             params = jax.tree.map(jax.numpy.asarray, gather_to_host(params))
-        return sync_weights(params, version, self.engine)
+        self.last_sync = self._hand_over(params, version)
+        return self.last_sync
+
+    def close(self) -> None:
+        """Let go of the engine; servers that the run started are stopped."""
+        if self._disk_sync is not None:
+            self._disk_sync.close()
 
     @property
     def parameters(self) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 from autoforge_jax.config import Config
@@ -66,6 +67,11 @@ class Loop:
 
             self._assembly = Assembly(self.run, load_renderer(self.run), self.environments.hashes)
         return self._assembly
+
+    def close(self) -> None:
+        """Let go of what the phases made."""
+        if self._assembly is not None:
+            self._assembly.close()
 
     def trained(self, phase: str) -> tuple[Params, int]:
         """(parameters, steps) at the end of `sft` or `erpo`, from its newest checkpoint."""
@@ -230,8 +236,9 @@ def execute(
             )
         loop = Loop(run, reporter, stop)
         phases = {"run": tuple(PHASES), "sft": SFT_PHASES, "train": ERPO_PHASES}[command]
-        for name in phases:
-            loop.phase(name)
+        with closing(loop):
+            for name in phases:
+                loop.phase(name)
         if command == "run":
             reporter.line("")
             reporter.line(results_table(read_reports(run.evals), config.run.seed))
@@ -242,12 +249,18 @@ def execute(
 
 def _evaluate_newest(config: Config, reporter: Reporter, stop: StopFlag, config_name: str) -> RunDir:
     """`autoforge eval`: the newest checkpoint of the run, under this config's evaluation settings."""
-    from autoforge_jax.train.phase_evaluate import evaluate_stage
-
     run = RunDir.existing(config, differing=("evaluation", "sampled_evaluation"))
     if not run.started("warm start"):
         raise TrainingError(f"{run.root} holds no checkpoint; run first: autoforge sft {config_name}")
     loop = Loop(run, reporter, stop)
+    with closing(loop):
+        return _evaluate_with(loop)
+
+
+def _evaluate_with(loop: Loop) -> RunDir:
+    from autoforge_jax.train.phase_evaluate import evaluate_stage
+
+    run, reporter, config = loop.run, loop.reporter, loop.run.config
     phase = "erpo" if loop.assembly.store("erpo").latest() else "sft"
     params, steps = loop.trained(phase)
     warm_steps = loop.trained("sft")[1] if phase == "erpo" else 0
@@ -261,7 +274,7 @@ def _evaluate_newest(config: Config, reporter: Reporter, stop: StopFlag, config_
         version=warm_steps + steps,
         key=f"{run.keys['eval after']}-{phase}-{steps}",
         reporter=reporter,
-        stop=stop,
+        stop=loop.stop,
     )
     reporter.phase("eval", f"{phase} step {steps}: {result}", time.perf_counter() - start)
     write_summary(run)

@@ -132,6 +132,8 @@ def train_erpo(
                 "compiles": train_step.compile_count,
                 "engine_compiles": assembly.engine.stats()["compiles"],
             }
+            if config.rollout.engine == "sglang" and assembly.last_sync is not None:
+                compiles["sync_bytes"] = assembly.last_sync.bytes
             log.write(PHASE, done, metrics | collected.metrics | compiles | {"seconds": seconds})
             rewards.append(metrics["reward"])
             recent = rewards[-5:]

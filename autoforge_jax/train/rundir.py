@@ -65,10 +65,11 @@ PHASES: dict[str, PhaseSpec] = {
 NEUTRAL = (
     "run.name", "run.out_dir", "run.compile_cache", "synthesis.workers",
     "erpo.checkpoint_every", "erpo.keep_checkpoints", "model.remat", "rollout.user_workers",
+    "rollout.sglang",
     *(f"{role}.server.{key}" for role in ("user", "judge")
       for key in ("base_url", "api_key_env", "timeout_s", "connect_timeout_s", "retries")),
 )  # fmt: skip
-"""Keys that change no result."""
+"""Keys and sections that change no result."""
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -83,7 +84,10 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _under(key: str, sections: tuple[str, ...]) -> bool:
-    return key not in NEUTRAL and any(key == s or key.startswith(s + ".") for s in sections)
+    def inside(names: tuple[str, ...]) -> bool:
+        return any(key == name or key.startswith(name + ".") for name in names)
+
+    return inside(sections) and not inside(NEUTRAL)
 
 
 def toml_text(tree: Mapping[str, Any], prefix: str = "") -> str:

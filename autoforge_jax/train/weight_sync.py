@@ -1,4 +1,5 @@
-"""Learner -> engine in one process, with proof of arrival.
+"""Learner -> engine, with proof of arrival: what every hand-over reports, and the one in one process
+(`train.disk_sync`: to servers).
 
 The learner's buffers are donated by its next update, so an engine copies what it is given. A checksum per
 leaf is computed on the learner's side before and on the engine's side after; any difference is a WeightsError
@@ -43,9 +44,14 @@ class SyncReport:
 
     version: int
     leaves: int
+    """Tensors whose checksum was compared."""
     checksum: int
     """Of all leaves, 32 bits; equal parameters have equal checksums."""
     seconds: float
+    bytes: int = 0
+    """Written to disk for it."""
+    write_seconds: float = 0.0
+    """Of `seconds`: copying from the device, hashing and writing."""
 
 
 def sync_weights(params: Params, version: int, engine: WeightTarget) -> SyncReport:

@@ -284,7 +284,7 @@ class Aborting(Recorder):
     def sample(self, requests: Sequence[SampleRequest]) -> list[SampleOutput]:
         outputs = super().sample(requests)
         return [
-            SampleOutput((), (), "abort", 0) if "notes-1/0" in request.session_id else output
+            SampleOutput((), (), "abort", 0, "too slow") if "notes-1/0" in request.session_id else output
             for request, output in zip(requests, outputs, strict=True)
         ]
 
@@ -292,6 +292,7 @@ class Aborting(Recorder):
 def test_an_aborted_request_excludes_its_trajectory() -> None:
     first, *rest = run(Aborting(pick), jobs(2))
     assert first.excluded == "policy_error" and first.turns == ()
+    assert first.failure == "too slow"
     assert all(not t.excluded for t in rest)
 
 

@@ -1,0 +1,56 @@
+"""An event loop in a thread of its own, so that blocking code can drive many HTTP requests at once."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine
+from concurrent.futures import wait
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+_WAKE_S = 0.5
+_CLEANUP_S = 15.0
+"""How long an interrupted call may take to abort what it has sent."""
+
+
+class BackgroundLoop:
+    """Runs coroutines for blocking callers of any thread; starts at the first call."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """The coroutine's result. When the caller is interrupted (Ctrl-C), the coroutine is cancelled and may
+        clean up before the interrupt goes on."""
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                threading.Thread(target=self._loop.run_forever, name=self._name, daemon=True).start()
+        finished = threading.Event()
+
+        async def work() -> T:
+            try:
+                return await coroutine
+            finally:
+                finished.set()
+
+        future = asyncio.run_coroutine_threadsafe(work(), self._loop)
+        try:
+            # A wait without end is not woken by a signal that another thread happened to get.
+            while not wait((future,), timeout=_WAKE_S).done:
+                pass
+        except BaseException:
+            future.cancel()
+            finished.wait(_CLEANUP_S)
+            raise
+        return future.result()
+
+    def close(self) -> None:
+        """Stop the thread; a later call starts another."""
+        with self._lock:
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(self._loop.stop)
+                self._loop = None

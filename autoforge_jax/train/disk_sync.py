@@ -1,0 +1,107 @@
+"""Learner -> SGLang servers through files, with proof of arrival.
+
+    <run>/serve/initial      the parameters before any training: what a server is started with
+    <run>/serve/v000012      policy version 12; older ones are deleted once every server has the newer
+
+A folder is written once, beside itself, and renamed, so that a server never reads half of one. It holds every
+tensor of the model under Hugging Face's names, checked against the model's shapes before it is written.
+Servers are told a tag of version and bytes, asked for it afterwards, and for a checksum of every tensor that
+they then hold (`rollout.sglang_weights`).
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+
+import numpy as np
+
+from autoforge_jax.model.config import Qwen3Config
+from autoforge_jax.model.export_hf import hf_tensors, write_hf
+from autoforge_jax.model.qwen3 import weights_of
+from autoforge_jax.rollout.engine_sglang import SGLangEngine
+from autoforge_jax.rollout.sglang_local import LocalServers
+from autoforge_jax.rollout.sglang_weights import PublishedWeights, weights_tag
+from autoforge_jax.rollout.tokenizer import PolicyTokenizer
+from autoforge_jax.train.rundir import RunDir
+from autoforge_jax.train.state import Params
+from autoforge_jax.train.weight_sync import SyncReport
+
+
+class DiskSync:
+    """The SGLang engine of one run and the way its weights take."""
+
+    def __init__(
+        self,
+        run: RunDir,
+        tokenizer: PolicyTokenizer,
+        model: Qwen3Config,
+        initial: Params,
+    ) -> None:
+        """initial: what `serve/initial` is made of, when it is not there yet."""
+        settings = run.config.rollout.sglang
+        self._folder = (run.root / "serve").absolute()
+        self._initial = self._folder / "initial"
+        self._model = model
+        self._tokenizer_files = sorted(run.tokenizer.glob("*.json"))
+        self._token_ids: dict[str, int | list[int]] = {
+            "pad_token_id": tokenizer.pad_id,
+            "eos_token_id": list(tokenizer.stop_ids),
+        }
+        self._servers: LocalServers | None = None
+        if settings.launch:
+            self._servers = LocalServers(settings.launch, self._initial, settings.urls, self._folder / "logs")
+        self._published: PublishedWeights | None = None
+        if not self._initial.is_dir():
+            self._write(self._initial, hf_tensors(weights_of(initial), model))
+        self.engine = SGLangEngine(
+            settings,
+            model,
+            max_length=run.config.rollout.max_trajectory_tokens,
+            start_server=self._servers.start if self._servers else None,
+            start_folder=self._initial,
+        )
+
+    def push(self, params: Params, version: int) -> SyncReport:
+        """Write `params` as `version`, make every server serve them, delete older folders.
+
+        Errors: `SGLangEngine.publish`. Weights that were pushed last are neither written nor loaded again.
+        """
+        start = time.perf_counter()
+        tensors = hf_tensors(weights_of(params), self._model)
+        tag = weights_tag(version, tensors)
+        written = 0
+        if self._published is None or self._published.tag != tag:
+            folder = self._folder / f"v{version:06d}"
+            self._write(folder, tensors)
+            self._published = PublishedWeights(version, tag, folder, tensors)
+            written = sum(value.nbytes for value in tensors.values())
+        ready = time.perf_counter()
+        try:
+            report = self.engine.publish(self._published)
+        finally:
+            self._published.tensors = None
+        self._delete_others(self._published.folder)
+        return SyncReport(
+            version=version,
+            leaves=report.compared,
+            checksum=int(tag.rpartition("-")[2][:8], 16),
+            seconds=time.perf_counter() - start,
+            bytes=written,
+            write_seconds=ready - start,
+        )
+
+    def close(self) -> None:
+        """Close the connections and stop the servers that were started here."""
+        self.engine.close()
+        if self._servers is not None:
+            self._servers.stop()
+
+    def _write(self, folder: Path, tensors: dict[str, np.ndarray]) -> None:
+        write_hf(folder, tensors, self._model, self._tokenizer_files, self._token_ids)
+
+    def _delete_others(self, newest: Path) -> None:
+        for folder in self._folder.glob("v[0-9]*"):
+            if folder != newest:
+                shutil.rmtree(folder)
