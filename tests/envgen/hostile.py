@@ -191,6 +191,7 @@ ATTACKS = (
         "grader",
         "d = {}\nfor _ in range(200): d = {'d': d}\nstate.insert('notes', 'N9', {'id': 'N9', 'd': d})",
         (ANSWERED,),
+        said=True,
     ),
     # the protocol
     Attack(

@@ -202,12 +202,10 @@ def test_a_worker_that_dies_twice_ends_the_episode_by_name(monkeypatch: pytest.M
     ask(env, "list_notebooks")
     asked = Worker.ask
 
-    def dying(
-        self: Worker, operation: str, *operands: Any, timeout_s: float | None = None
-    ) -> tuple[str, Any]:
+    def dying(self: Worker, operation: str, *operands: Any, **options: Any) -> tuple[str, Any, bytes]:
         if operation == "call":
             os.kill(self.pid, signal.SIGKILL)
-        return asked(self, operation, *operands, timeout_s=timeout_s)
+        return asked(self, operation, *operands, **options)
 
     monkeypatch.setattr(Worker, "ask", dying)
     assert ask(env, "list_notebooks") is StopReason.WORKER_LOST
@@ -492,7 +490,7 @@ def test_a_dead_worker_says_so() -> None:
     worker = Worker(WorkerLimits())
     worker.kill()
     with pytest.raises(WorkerGone) as gone:
-        worker.ask("open", 1, 1, "", 0)
+        worker.ask("delta", 1)
     assert gone.value.kind == "lost" and not worker.alive
 
 
@@ -508,9 +506,9 @@ def test_an_isolated_episode_is_not_the_tasks_target() -> None:
     asked = Worker.ask
 
     class Spy(Worker):
-        def ask(self, operation: str, *operands: Any, timeout_s: float | None = None) -> tuple[str, Any]:
-            sent.append((operation, operands))
-            return asked(self, operation, *operands, timeout_s=timeout_s)
+        def ask(self, operation: str, *operands: Any, **options: Any) -> tuple[str, Any, bytes]:
+            sent.append((operation, operands, options.get("opening")))
+            return asked(self, operation, *operands, **options)
 
     task: Task = BUNDLE.task("notes-1")
     fresh = WorkerPool(SOURCE, key_styles(BUNDLE.state_schema))
@@ -520,6 +518,7 @@ def test_an_isolated_episode_is_not_the_tasks_target() -> None:
         fresh, OUTSIDE.table, frozenset({"notes", "notebooks"}), fresh.base(task.initial_state), task.clock, 3
     )
     episode.call("get_note", {"note_id": "N11"})
-    assert [operation for operation, _ in sent] == ["base", "open", "call"]
-    assert sent[0][1][1] is task.initial_state and sent[1][1][2:] == (task.clock, 3)
+    assert [operation for operation, _, _ in sent] == ["base", "call"]
+    assert sent[0][1][1] is task.initial_state and sent[1][1][1:] == ("get_note", {"note_id": "N11"})
+    assert sent[1][2][2:] == (task.clock, 3)
     fresh.close()

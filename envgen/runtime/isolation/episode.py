@@ -6,7 +6,7 @@ state, context and arguments, so the result is the same, and that is checked (a 
 episode whose call killed the worker ends: ``ToolBreach`` with the reason. A worker that was killed from
 outside, or has used up its CPU time, is nobody's fault: the call is made once more on a fresh one.
 
-What comes back is data: an answer is parsed and written anew, a delta is checked against the initial state
+What comes back is data: an answer is parsed, a delta is checked against the initial state
 before the grader sees it. No accepted state ever goes to a worker.
 """
 
@@ -17,8 +17,6 @@ import weakref
 import zlib
 from collections.abc import Mapping
 from typing import Any, cast
-
-import orjson
 
 from envgen.errors import ToolBreach, ToolDefect
 from envgen.runtime.isolation.pool import Base, WorkerPool
@@ -149,19 +147,18 @@ class IsolatedEpisode:
         checked = checked_call(self._pool.tool_names, self._table, name, arguments)
         if isinstance(checked, ToolOutcome):
             return checked
-        status, value, digest = self._ask(name, checked, "call", name, checked)
+        status, value, text = self._ask(name, "call", name, checked)
         if status == "ok":
-            text = digest.decode()
-            self._log.append((name, checked, zlib.crc32(digest)))
-            return ToolOutcome(value, False, text)
-        if status == "error" and isinstance(value, str):
-            self._log.append((name, checked, zlib.crc32(digest)))
+            self._log.append((name, checked, zlib.crc32(text)))
+            return ToolOutcome(value, False, text.decode())
+        if status == "error" and type(value) is str:
+            self._log.append((name, checked, zlib.crc32(text)))
             return ToolOutcome(value, True, error_text(value))
         raise defect(name, checked, value)
 
     def delta(self) -> Delta:
         """What the episode has changed. Raises ToolBreach or ToolDefect when it cannot be had."""
-        status, value, _ = self._ask("the state", {}, "delta")
+        status, value, _ = self._ask("the state", "delta")
         try:
             if status != "ok":
                 raise ValueError(f"status {status}")
@@ -184,17 +181,14 @@ class IsolatedEpisode:
         return other
 
     # ---------------------------------------------------------------- inside
-    def _ask(
-        self, tool: str, arguments: Mapping[str, Any], operation: str, *operands: Any
-    ) -> tuple[str, Any, bytes]:
+    def _ask(self, tool: str, operation: str, *operands: Any) -> tuple[str, Any, bytes]:
         """(status, value, the value's JSON), on a worker that has the episode. Raises ToolBreach."""
         for attempt in (1, 2):
             try:
-                worker = self._worker
+                worker, opening = self._worker, None
                 if worker is None or not worker.alive:
-                    worker = self._place()
-                status, value = worker.ask(operation, self._number, *operands)
-                return status, value, orjson.dumps(value)
+                    worker, opening = self._place()
+                return worker.ask(operation, self._number, *operands, opening=opening)
             except WorkerGone as gone:
                 self._leave()
                 if gone.kind != "lost" or attempt == 2:
@@ -206,22 +200,24 @@ class IsolatedEpisode:
             self._drop()
         self._drop = self._worker = None
 
-    def _place(self) -> Worker:
-        """Open the episode in a worker and repeat its log. Raises WorkerGone, or ToolDefect when the answers
-        are not those of the first time."""
+    def _place(self) -> tuple[Worker, tuple[int, int, str, int] | None]:
+        """Bind the episode to a worker and repeat its log there. A new one is opened by its first request:
+        with what comes back. Raises WorkerGone, or ToolDefect when the answers are not those of the first
+        time."""
         self._leave()
         worker = self._pool.worker(self._base)
         number = next(_numbers)
         worker.episodes.add(number)
         self._drop = weakref.finalize(self, worker.drop, number)
         self._drop.atexit = False
-        worker.ask("open", number, self._base.number, self._clock, self._seed)
+        opening = (number, self._base.number, self._clock, self._seed)
         for name, arguments, digest in self._log:
-            _, value = worker.ask("call", number, name, arguments)
-            if zlib.crc32(orjson.dumps(value)) != digest:
+            _, _, text = worker.ask("call", number, name, arguments, opening=opening)
+            opening = None
+            if zlib.crc32(text) != digest:
                 raise ToolDefect(
                     f"tool {name!r} answered otherwise when its episode was made anew on a fresh worker; a "
                     "tool is a function of state, context and arguments alone"
                 )
         self._worker, self._number = worker, number
-        return worker
+        return worker, opening

@@ -113,7 +113,7 @@ class WorkerPool:
         worker = Worker(self.limits, self._program)
         _tell(worker.layers)
         try:
-            status, value = worker.ask(
+            status, value, _ = worker.ask(
                 "load", self._source, self._styles, timeout_s=self.limits.start_timeout_s
             )
         except WorkerGone as gone:

@@ -19,7 +19,7 @@ import time
 import weakref
 from collections import deque
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import orjson
 
@@ -147,8 +147,15 @@ class Worker:
             raise self._gone("protocol", "its first message is not a report")
         return {str(k): str(v) for k, v in answer.items()}  # type: ignore[reportUnknownVariableType]
 
-    def ask(self, operation: str, *operands: Any, timeout_s: float | None = None) -> tuple[str, Any]:
-        """One request: (status, value). Raises WorkerGone, after which the worker is dead."""
+    def ask(
+        self,
+        operation: str,
+        *operands: Any,
+        timeout_s: float | None = None,
+        opening: tuple[int, int, str, int] | None = None,
+    ) -> tuple[str, Any, bytes]:
+        """One request: (status, value, the value's JSON as it was sent). Raises WorkerGone, after which the
+        worker is dead. ``opening`` starts an episode with it: its number, the base's, clock and seed."""
         limit = self.limits.call_timeout_s if timeout_s is None else timeout_s
         with self._lock:
             dropped: list[int] = []
@@ -156,15 +163,25 @@ class Worker:
                 dropped.append(self._dropped.popleft())
             self.episodes.difference_update(dropped)
             number = next(_numbers)
-            body = orjson.dumps([number, operation, dropped, *operands])
+            body = orjson.dumps([number, operation, dropped, opening, *operands])
             start = time.monotonic()
-            reply = self._parse(self._exchange(body, limit, start + limit))
+            answer = self._exchange(body, limit, start + limit)
+            reply = cast("list[Any]", self._parse(answer))
             self.busy_s += time.monotonic() - start
-            if type(reply) is not list or len(reply) != 3 or reply[0] != number:  # type: ignore[reportUnknownArgumentType]
+            # What lies between this head and the closing bracket is then the JSON of the value.
+            head = b'[%d,"' % number
+            if (
+                type(reply) is not list
+                or len(reply) != 3
+                or not answer.startswith(head)
+                or not answer.endswith(b"]")
+                or type(reply[1]) is not str
+            ):
                 raise self._gone("protocol", "it answered something that was not asked")
-            if reply[1] == "memory":
+            status: str = reply[1]
+            if status == "memory":
                 raise self._gone("memory", f"it needed more than {self.limits.memory_bytes} bytes of memory")
-            return reply[1], reply[2]  # type: ignore[reportUnknownVariableType]
+            return status, reply[2], answer[len(head) + len(status) + 2 : -1]
 
     def _parse(self, body: bytes) -> object:
         try:

@@ -1,6 +1,7 @@
 """Frames between parent and worker: four bytes of length (little endian), then JSON. Never pickle.
 
-Request: ``[number, operation, dropped episodes, ...operands]``; answer: ``[number, status, value]``.
+Request: ``[number, operation, dropped episodes, opening, ...operands]``; answer: ``[number, status, value]``.
+``opening`` starts an episode first (``[episode, base, clock, seed]``, or null): it spares a round trip.
 Statuses: ``ok``; ``error`` (the tool said no: its sentence); ``defect`` (the tool broke: what it raised);
 ``unsafe`` (the allow-list refused the source); ``memory`` (the memory limit was met).
 """

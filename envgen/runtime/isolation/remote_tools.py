@@ -33,7 +33,7 @@ def _stand_in(pool: WorkerPool, name: str) -> Tool:
         value: Any = None
         for attempt in (1, 2):
             try:
-                status, value = pool.worker().ask("once", before, request, name, arguments)
+                status, value, _ = pool.worker().ask("once", before, request, name, arguments)
                 break
             except WorkerGone as gone:
                 if gone.kind != "lost" or attempt == 2:

@@ -7,6 +7,7 @@ needs. Kept free of pydantic and of everything else that is slow to import.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -49,6 +50,7 @@ class _Server:
     def base(self, number: int, data: Any) -> None:
         """Keep an initial state that episodes share."""
         self.bases[number] = data
+        gc.freeze()  # the collector need not walk through it again and again
 
     def drop_base(self, number: int) -> None:
         """Forget an initial state."""
@@ -102,10 +104,12 @@ class _Server:
     # ---------------------------------------------------------------- loop
     def answer(self, body: bytes) -> bytes:
         """The answer to one request."""
-        number, operation, dropped, *operands = orjson.loads(body)
+        number, operation, dropped, opening, *operands = orjson.loads(body)
         for episode in dropped:
             self.episodes.pop(episode, None)
         try:
+            if opening is not None:
+                self.open(*opening)
             if operation == "call":
                 status, value = self.call(*operands)
             elif operation == "once":
@@ -115,7 +119,6 @@ class _Server:
                     "load": self.load,
                     "base": self.base,
                     "drop_base": self.drop_base,
-                    "open": self.open,
                     "delta": self.delta,
                 }[operation]
                 status, value = "ok", orjson.dumps(run(*operands))
