@@ -113,6 +113,9 @@ class _Reading:
             verdict = self._assertion(sentence, 0) or self._demand(sentence, 0)
             if verdict is not None:
                 return verdict
+        addition = self._addition(text)
+        if addition is not None:
+            return addition
         if strange:
             return _fault(
                 "invented_demand", 0, f"the opening says {strange[0].text!r}, unknown to the intent"
