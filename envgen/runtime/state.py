@@ -30,7 +30,7 @@ def copy_json(value: Any, where: str = "value") -> Any:
 
     Raises ``TypeError`` for anything JSON cannot hold (sets, functions, NaN, keys that are not strings).
     """
-    kind: Any = type(value)
+    kind: Any = type(value)  # pyright: ignore[reportUnknownVariableType]  # a cast costs a call
     if kind is str or kind is bool or value is None:
         return value
     if kind is int:
@@ -61,7 +61,7 @@ _PLAIN = frozenset((str, int, float, bool, type(None)))
 def clone_json(value: Any) -> Any:
     """A deep copy of a value that is known to be JSON (it stands in a state): nothing is checked."""
     # Every read of a tool comes through here: plain values are told apart without a call.
-    kind = type(value)
+    kind: Any = type(value)  # pyright: ignore[reportUnknownVariableType]
     if kind is dict:
         return {k: v if type(v) in _PLAIN else clone_json(v) for k, v in value.items()}
     if kind is list:

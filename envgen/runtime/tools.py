@@ -116,7 +116,7 @@ def _parse(arguments: str | Mapping[str, Any]) -> dict[str, Any] | str:
         return f"arguments are not valid JSON: {str(error)[:_MAX_REASON]}"
     if type(value) is not dict:
         return f"arguments must be a JSON object, got {_json_type(value)}"
-    members: dict[str, Any] = value
+    members = cast("dict[str, Any]", value)
     return _unfit(members, 0) or members
 
 
@@ -124,8 +124,9 @@ def _unfit(value: dict[str, Any] | list[Any], depth: int) -> str:
     """Why a parsed object or array cannot be handed to a tool function, or empty."""
     if depth == _MAX_DEPTH:
         return f"arguments are nested too deeply (at most {_MAX_DEPTH} levels)"
-    for item in value.values() if type(value) is dict else value:
-        kind = type(item)
+    items: Any = value.values() if type(value) is dict else value
+    for item in items:
+        kind: Any = type(item)  # pyright: ignore[reportUnknownVariableType]
         if kind is str or item is None:
             continue
         if kind is dict or kind is list:
