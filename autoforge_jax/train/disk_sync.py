@@ -102,6 +102,7 @@ class DiskSync:
         write_hf(folder, tensors, self._model, self._tokenizer_files, self._token_ids)
 
     def _delete_others(self, newest: Path) -> None:
-        for folder in self._folder.glob("v[0-9]*"):
+        half_written = self._folder.glob(".*")  # by a process that was killed
+        for folder in (*self._folder.glob("v[0-9]*"), *half_written):
             if folder != newest:
                 shutil.rmtree(folder)

@@ -41,6 +41,7 @@ def test_a_push_writes_once_proves_arrival_and_deletes_what_is_old(
     sync = new_sync(tmp_path, server)
     serve = tmp_path / "run" / "serve"
     params = jax.tree.map(lambda leaf: leaf * jnp.float32(1.5), tiny_split()[1])
+    (serve / ".v000002.killed").mkdir()
     first = sync.push(tiny_split()[1], 3)
     size = sum(leaf.nbytes for leaf in leaves(params))
     assert (first.version, first.leaves, first.bytes) == (3, 10, size)
