@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-import httpx
+import httpx2
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from autoforge_jax.errors import PolicyError
@@ -135,11 +135,11 @@ class SGLangServer:
         """call_timeout_s: deadline of the short calls (info, abort, health)."""
         self.url = url.rstrip("/")
         self._call_timeout_s = call_timeout_s
-        self._client = httpx.AsyncClient(
+        self._client = httpx2.AsyncClient(
             base_url=self.url,
             # The deadline of a call is set around it; a silent socket is no sign of anything here.
-            timeout=httpx.Timeout(None, connect=connect_timeout_s),
-            limits=httpx.Limits(max_connections=None, keepalive_expiry=_KEEPALIVE_S),
+            timeout=httpx2.Timeout(None, connect=connect_timeout_s),
+            limits=httpx2.Limits(max_connections=None, keepalive_expiry=_KEEPALIVE_S),
             trust_env=False,  # a proxy of the environment has no business between trainer and server
         )
 
@@ -209,7 +209,7 @@ class SGLangServer:
                 response = await self._client.request(method, path, json=body)
         except TimeoutError as error:
             raise ServerSlow(f"{where}: no answer in {timeout_s:g} s") from error
-        except httpx.TransportError as error:
+        except httpx2.TransportError as error:
             raise ServerDown(f"{where}: {type(error).__name__} {error}".rstrip()) from error
         if response.status_code in (502, 503, 504):
             raise ServerDown(f"{where}: {response.status_code}, not ready")
