@@ -1,5 +1,7 @@
 """Shared fixtures. Paths of optional material outside the repository are found here and nowhere else."""
 
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -7,6 +9,18 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = ROOT / "examples" / "tooldocs"
 SHARED_TOOLDOCS = ROOT.parent / "shared" / "tooldocs"
+
+
+@pytest.fixture(autouse=True, scope="session")
+def heard_ctrl_c() -> Iterator[None]:
+    """Ctrl-C works in tests and in the programs they start, also where the shell that started them in the
+    background told them to ignore it."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    if before is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(scope="session")

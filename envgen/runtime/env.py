@@ -56,8 +56,8 @@ class EnvRuntime:
     table: ToolTable
     styles: Mapping[str, KeyStyle]
     collections: tuple[str, ...]
-    readers: frozenset[str] = frozenset()
     pool: WorkerPool | None = None
+    readers: frozenset[str] = frozenset()
 
 
 _runtimes: weakref.WeakKeyDictionary[Bundle, dict[WorkerLimits | None, EnvRuntime]] = (
