@@ -4,6 +4,7 @@ behind."""
 import io
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -129,7 +130,7 @@ def test_trajectories_can_be_read_turn_by_turn(finished: tuple[RunDir, str]) -> 
 def test_the_report_shows_the_numbers_of_the_evaluations(finished: tuple[RunDir, str]) -> None:
     run, printed = finished
     html = (run.root / "report.html").read_text()
-    assert "http://" not in html and "https://" not in html
+    assert not re.search(r"""(src|href|action|data)\s*=\s*["']?\s*(https?:)?//""", html)
     for stage in ("before", "after"):
         report = read_json(run.evals / f"{stage}-heldout_tasks-sampled.json")["report"]
         assert f"{report['success'] * 100:.1f} %" in html
