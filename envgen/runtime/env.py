@@ -14,7 +14,9 @@ What ends an episode (``StopReason``), exactly:
 - anything else comes from outside through ``close(reason)``: token budgets, time-outs.
 
 An action with tool calls runs them in order, one observation for each; its content is kept in the
-transcript, and the user is not addressed. An action without calls goes to the user. An empty one is
+transcript, and the user is not addressed. An action without calls goes to the user. Where it asks for
+something that the user can do with a tool of its own, that tool runs on the same state, in the same way as
+the agent's, and the user tells what came of it (``envgen.users.actions``). An empty one is
 answered once (see the user's rules) and counts as a turn like any other. An Env never raises because of
 what an agent wrote.
 """
@@ -25,6 +27,7 @@ import copy
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from envgen.errors import BundleError, EnvUsageError, TaskError, ToolDefect
 from envgen.runtime.context import KeyStyle, ToolContext, key_styles, mix
@@ -38,10 +41,11 @@ from envgen.runtime.isolation.vetting import is_vetted
 from envgen.runtime.sandbox import Tool, load_tools
 from envgen.runtime.state import State
 from envgen.runtime.statehash import StateHasher
-from envgen.runtime.tools import ToolTable, call_tool, compile_tools, error_text
+from envgen.runtime.tools import ToolOutcome, ToolTable, call_tool, compile_tools, error_text
 from envgen.store import Bundle
 from envgen.types import EnvLimits, Message, StepResult, StopReason, Task, ToolCall, Verdict
-from envgen.users.port import NO_ERROR, User, UserError, UserErrorHook, UserVerdict
+from envgen.users.actions import ALREADY, requested, told
+from envgen.users.port import NO_ERROR, NotesActions, User, UserError, UserErrorHook, UserVerdict
 from envgen.users.scripted import ScriptedUser
 
 
@@ -54,6 +58,9 @@ class EnvRuntime:
 
     tools: Mapping[str, Tool]
     table: ToolTable
+    """The agent's tools."""
+    user_table: ToolTable
+    """The user's: the agent cannot call them, nor the user the agent's."""
     styles: Mapping[str, KeyStyle]
     collections: tuple[str, ...]
     readers: frozenset[str] = frozenset()
@@ -86,15 +93,16 @@ def make_runtime(bundle: Bundle, isolation: WorkerLimits | None) -> EnvRuntime:
     styles = key_styles(bundle.state_schema)
     pool = None if isolation is None else WorkerPool(bundle.source, styles, isolation)
     tools = load_tools(bundle.source) if pool is None else remote_tools(pool)
-    odd = sorted(set(tools) ^ {tool.name for tool in bundle.tools})
+    odd = sorted(set(tools) ^ {tool.name for tool in (*bundle.tools, *bundle.user_tools)})
     if odd:
         raise BundleError(
             f"bundle {bundle.name!r}: tools.json and TOOLS of tools.py differ in {', '.join(odd)}; "
-            "every tool the agent sees needs a function, and the other way round"
+            "every tool the agent (or the user) holds needs a function, and the other way round"
         )
     return EnvRuntime(
         tools=tools,
         table=compile_tools(bundle.tools),
+        user_table=compile_tools(bundle.user_tools),
         styles=styles,
         collections=tuple(c.name for c in bundle.state_schema.collections),
         readers=frozenset(s.tool for s in bundle.semantics if not s.writes_state),
@@ -148,6 +156,7 @@ class Env:
         self._context = ToolContext(task.clock, minted, runtime.styles)
         self._isolated = _isolated(runtime, task, minted)
         self._user: User = user or ScriptedUser(task)
+        self._acted: frozenset[int] = frozenset()
         self._failures = failures
         self._turns_hit = 0
         self._hook = user_error_hook
@@ -251,12 +260,7 @@ class Env:
         if call.parse_error:
             return error_text(call.parse_error), True
         runtime = self._runtime
-        if self._isolated is not None:
-            outcome = self._isolated.call(call.name, call.arguments)
-        else:
-            outcome = call_tool(
-                runtime.tools, runtime.table, self._state, self._context, call.name, call.arguments
-            )
+        outcome = self._outcome(runtime.table, call.name, call.arguments)
         if self._failures is not None and not outcome.is_error and call.name in runtime.readers:
             part = self._failures.after(outcome.value)
             if part:
@@ -264,7 +268,32 @@ class Env:
                 return part, False
         return outcome.text, outcome.is_error
 
+    def _outcome(self, table: ToolTable, name: str, arguments: str | dict[str, Any]) -> ToolOutcome:
+        if self._isolated is not None:
+            return self._isolated.call(name, arguments, table)
+        return call_tool(self._runtime.tools, table, self._state, self._context, name, arguments)
+
+    def _act(self, index: int, asked: str) -> tuple[list[Message], StopReason | None]:
+        """The user carries out one of its actions and tells what came of it."""
+        said = ALREADY
+        if index not in self._acted:
+            action = self.task.user_actions[index]
+            try:
+                outcome = self._outcome(self._runtime.user_table, action.tool, action.arguments)
+            except ToolDefect as error:
+                self.defect = str(error)
+                return [], StopReason(error.reason)
+            said = told(outcome)
+            if not outcome.is_error:
+                self._acted |= {index}
+        if isinstance(self._user, NotesActions):
+            self._user.note_action(asked, said)
+        return [Message(role="user", content=said)], None
+
     def _ask_user(self, content: str) -> tuple[list[Message], StopReason | None]:
+        wanted = requested(self.task.user_actions, content, self._acted)
+        if wanted is not None:
+            return self._act(wanted, content)
         try:
             reply = self._user.reply(content)
         except UserError as error:
