@@ -88,9 +88,7 @@ def go_ahead(rules: Sequence[TraceConstraint], tool: str, arguments: Mapping[str
     rule = next((r for r in rules if r.kind == "confirm_before" and tool in r.tools), None)
     if rule is None:
         return ""
-    plain = _plain(arguments)
-    named = {name: plain[name] for name in rule.mentions if name in plain} or plain
-    return f"Shall I {_words(tool)}{_values(named)}?"
+    return f"Shall I {_words(tool)}{_values(_plain(arguments))}?"
 
 
 def request(tool: str, arguments: Mapping[str, Known]) -> tuple[UserAction, str]:

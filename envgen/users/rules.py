@@ -202,7 +202,9 @@ class _Reading:
             fact for fact in asked if not says_value(turn.text, fact.value) or _bool_turned(turn.text, fact)
         ]
         if _AGREES.search(turn.text) and not strange:
-            wrong = [f for f in lacking if not says_value(turn.asked, f.value) and _offers(turn.asked, f)]
+            named = {w for f in asked if says_value(turn.asked, f.value) for w in f.ask_words}
+            # Of two facts with one name, the question need hold one.
+            wrong = [f for f in lacking if _offers(turn.asked, f) and not named.intersection(f.ask_words)]
             if wrong:
                 return _fault("wrong_value", turn.index, f"the user agrees, but {_knows(wrong[0])}")
             lacking = [fact for fact in lacking if not says_value(turn.asked, fact.value)]

@@ -8,8 +8,8 @@ Rules, in the order they are tried on a message of the agent that holds no tool 
    order of the task. Facts stated in the instruction are repeated the same way, but only when no unstated
    fact matches. Asking again gets the same answer. Before that, in a task whose rules want a confirmation
    before some call: a question for a go-ahead (as in 4) that asks for no unstated fact which was not told
-   yet gets a yes, or a no where the task says so (``Task.consent``), as often as the reference asks and
-   ``MAX_CONFIRMATIONS`` times more.
+   yet, and proposes no other value than the user knows, gets a yes, or a no where the task says so
+   (``Task.consent``), as often as the reference asks and ``MAX_CONFIRMATIONS`` times more.
 4. A question that wants a go-ahead (``Shall I …?``, ``… correct?``): the user says to do what it asked for,
    ``MAX_CONFIRMATIONS`` times; the next such question ends the conversation.
 5. Any other question is answered once: "anything else?" with ``NO_MORE``; one that asks for a thing
@@ -32,7 +32,7 @@ from importlib import resources
 from envgen.runtime.context import mix
 from envgen.types import Task, UserFact
 from envgen.users.port import UserReply
-from envgen.users.speech import spoken_value
+from envgen.users.speech import entities, says_value, spoken_value
 
 GO_ON = "Please go on or tell me that you are done."
 NOTHING_TO_ADD = "I have nothing to add. Please go on."
@@ -81,6 +81,15 @@ def holds_words(message: str, phrases: Iterable[str]) -> bool:
     return False
 
 
+def _proposes_other(message: str, facts: list[UserFact]) -> bool:
+    """True when a question holds values, and none of those that the facts it is about have: no case for a
+    yes."""
+    facts = [fact for fact in facts if not isinstance(fact.value, bool)]
+    if not facts or any(says_value(message, fact.value) for fact in facts):
+        return False
+    return bool(entities(message))
+
+
 @cache
 def wording() -> dict[str, list[str]]:
     """The sentences that ship with the package: what a varied user chooses from."""
@@ -126,6 +135,7 @@ class ScriptedUser:
             self._consents
             and _CONFIRM.search(message)
             and all(fact.stated or fact.name in self._told for fact in matching)
+            and not _proposes_other(message, matching)
         ):
             return self._consent()
         if matching:
