@@ -127,10 +127,9 @@ def test_an_environment_with_too_few_groups_is_left_out() -> None:
 
 
 def test_partial_credit_is_the_reward_only_where_the_config_says_so() -> None:
-    """Task 0 (one change) with the wrong value: no credit; a side effect after the right one: half of it is
-    taken off. The numbers stand beside each other under both rewards."""
+    """Odd samples make one change too many. Both numbers stand beside each other under both rewards."""
     todo = [item for item in many(3) if item[1].id == "task-0"]
-    bundle, task = todo[0]
+    task = todo[0][1]
     steps = reference_actions(task)
     extra = ToolCall(id="x", name="create_note", arguments='{"notebook_id": "NB1", "title": "Extra"}')
     actions = [*steps[:-1], Message(role="assistant", tool_calls=(extra,)), steps[-1]]
