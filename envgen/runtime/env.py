@@ -26,7 +26,7 @@ from __future__ import annotations
 import copy
 import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from envgen.errors import BundleError, EnvUsageError, TaskError, ToolDefect
@@ -41,7 +41,7 @@ from envgen.runtime.isolation.vetting import is_vetted
 from envgen.runtime.sandbox import Tool, load_tools
 from envgen.runtime.state import State
 from envgen.runtime.statehash import StateHasher
-from envgen.runtime.tools import ToolOutcome, ToolTable, call_tool, compile_tools, error_text
+from envgen.runtime.tools import Signature, ToolOutcome, ToolTable, call_tool, compile_tools, error_text
 from envgen.store import Bundle
 from envgen.types import EnvLimits, Message, StepResult, StopReason, Task, ToolCall, Verdict
 from envgen.users.actions import ALREADY, requested, told
@@ -49,7 +49,7 @@ from envgen.users.port import NO_ERROR, NotesActions, User, UserError, UserError
 from envgen.users.scripted import ScriptedUser
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class EnvRuntime:
     """What all episodes of one bundle share, made once: functions, compiled argument checks, key styles.
     Read-only.
@@ -59,12 +59,12 @@ class EnvRuntime:
     tools: Mapping[str, Tool]
     table: ToolTable
     """The agent's tools."""
-    user_table: ToolTable
-    """The user's: the agent cannot call them, nor the user the agent's."""
     styles: Mapping[str, KeyStyle]
     collections: tuple[str, ...]
     readers: frozenset[str] = frozenset()
     pool: WorkerPool | None = None
+    user_table: ToolTable = field(default_factory=dict[str, Signature])
+    """The user's tools: the agent cannot call them, nor the user the agent's."""
 
 
 _runtimes: weakref.WeakKeyDictionary[Bundle, dict[WorkerLimits | None, EnvRuntime]] = (
