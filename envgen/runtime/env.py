@@ -14,11 +14,10 @@ What ends an episode (``StopReason``), exactly:
 - anything else comes from outside through ``close(reason)``: token budgets, time-outs.
 
 An action with tool calls runs them in order, one observation for each; its content is kept in the
-transcript, and the user is not addressed. An action without calls goes to the user. Where it asks for
-something that the user can do with a tool of its own, that tool runs on the same state, in the same way as
-the agent's, and the user tells what came of it (``envgen.users.actions``). An empty one is
-answered once (see the user's rules) and counts as a turn like any other. An Env never raises because of
-what an agent wrote.
+transcript, and the user is not addressed. An action without calls goes to the user, who may carry out what
+it asks for with a tool of its own, run like the agent's (``envgen.users.actions``). An empty one is answered
+once (see the user's rules) and counts as a turn like any other. An Env never raises because of what an agent
+wrote.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ from envgen.runtime.statehash import StateHasher
 from envgen.runtime.tools import Signature, ToolOutcome, ToolTable, call_tool, compile_tools, error_text
 from envgen.store import Bundle
 from envgen.types import EnvLimits, Message, StepResult, StopReason, Task, ToolCall, Verdict
-from envgen.users.actions import ALREADY, requested, told
+from envgen.users.actions import UserHands
 from envgen.users.port import NO_ERROR, NotesActions, User, UserError, UserErrorHook, UserVerdict
 from envgen.users.scripted import ScriptedUser
 
@@ -58,13 +57,12 @@ class EnvRuntime:
 
     tools: Mapping[str, Tool]
     table: ToolTable
-    """The agent's tools."""
     styles: Mapping[str, KeyStyle]
     collections: tuple[str, ...]
     readers: frozenset[str] = frozenset()
     pool: WorkerPool | None = None
     user_table: ToolTable = field(default_factory=dict[str, Signature])
-    """The user's tools: the agent cannot call them, nor the user the agent's."""
+    """The user's tools, ``table`` the agent's: neither side can call the other's."""
 
 
 _runtimes: weakref.WeakKeyDictionary[Bundle, dict[WorkerLimits | None, EnvRuntime]] = (
@@ -156,7 +154,7 @@ class Env:
         self._context = ToolContext(task.clock, minted, runtime.styles)
         self._isolated = _isolated(runtime, task, minted)
         self._user: User = user or ScriptedUser(task)
-        self._acted: frozenset[int] = frozenset()
+        self._hands = UserHands(task.user_actions)
         self._failures = failures
         self._turns_hit = 0
         self._hook = user_error_hook
@@ -273,29 +271,18 @@ class Env:
             return self._isolated.call(name, arguments, table)
         return call_tool(self._runtime.tools, table, self._state, self._context, name, arguments)
 
-    def _act(self, index: int, asked: str) -> tuple[list[Message], StopReason | None]:
-        """The user carries out one of its actions and tells what came of it."""
-        said = ALREADY
-        if index not in self._acted:
-            action = self.task.user_actions[index]
-            try:
-                outcome = self._outcome(self._runtime.user_table, action.tool, action.arguments)
-            except ToolDefect as error:
-                self.defect = str(error)
-                return [], StopReason(error.reason)
-            said = told(outcome)
-            if not outcome.is_error:
-                self._acted |= {index}
-        if isinstance(self._user, NotesActions):
-            self._user.note_action(asked, said)
-        return [Message(role="user", content=said)], None
-
     def _ask_user(self, content: str) -> tuple[list[Message], StopReason | None]:
-        wanted = requested(self.task.user_actions, content, self._acted)
-        if wanted is not None:
-            return self._act(wanted, content)
+        table = self._runtime.user_table
         try:
+            said = self._hands.answer(content, lambda a: self._outcome(table, a.tool, a.arguments))
+            if said is not None:
+                if isinstance(self._user, NotesActions):
+                    self._user.note_action(content, said)
+                return [Message(role="user", content=said)], None
             reply = self._user.reply(content)
+        except ToolDefect as error:
+            self.defect = str(error)
+            return [], StopReason(error.reason)
         except UserError as error:
             return [], self._blame(error)
         if reply.done:
@@ -339,6 +326,7 @@ class Env:
         other._context = self._context.fork()
         other._transcript = list(self._transcript)
         other._hasher = None
+        other._hands = copy.copy(self._hands)
         other._failures = copy.deepcopy(self._failures)
         try:
             # The task is shared: it is frozen, and as large as the state.

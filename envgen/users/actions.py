@@ -14,7 +14,7 @@ that was carried out is not done twice.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, cast
 
 from envgen.runtime.criteria import names_value
@@ -62,6 +62,25 @@ def _in_words(value: Any, name: str = "") -> Iterator[str]:
     elif value is not None:
         said = str(value).lower() if isinstance(value, bool) else str(value)
         yield f"{name} {said}".strip()
+
+
+class UserHands:
+    """What the user of one episode did so far. A copy goes on by itself."""
+
+    def __init__(self, actions: Sequence[UserAction]) -> None:
+        self._actions = actions
+        self._done: frozenset[int] = frozenset()
+
+    def answer(self, message: str, call: Callable[[UserAction], ToolOutcome]) -> str | None:
+        """What the user says to a message that asks for one of its actions, carried out with ``call``; None
+        for any other message. Raises what ``call`` raises."""
+        index = requested(self._actions, message, self._done)
+        if index is None or index in self._done:
+            return None if index is None else ALREADY
+        outcome = call(self._actions[index])
+        if not outcome.is_error:
+            self._done |= {index}
+        return told(outcome)
 
 
 def acted(actions: Sequence[UserAction], transcript: Sequence[Message]) -> Iterator[tuple[int, int]]:
