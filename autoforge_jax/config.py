@@ -285,9 +285,13 @@ class ERPOConfig(Section):
     advantage: Literal["environment", "group", "batch"] = "environment"
     """Whose standard deviation divides: all valid trajectories of the environment in the batch (eq. 4), the
     group (GRPO, eq. 3), the batch."""
+    reward: Literal["success", "partial_credit"] = "success"
+    """What is learned from: 1 for a full success and 0 otherwise (METHOD.md §4), or the share of the required
+    changes made minus side effects (`envgen.runtime.explain`). Both stand in metrics and records either
+    way, and evaluations report success only."""
     advantage_epsilon: float = Field(default=1e-6, ge=0)
     dynamic_sampling: bool = True
-    """Leave out tasks whose rollouts all succeed or all fail."""
+    """Leave out tasks whose rollouts all have the same reward: they carry no signal."""
     sampling_budget: float = Field(default=2.0, ge=1)
     """At most `sampling_budget × tasks_per_step` groups are rolled out in a step; then the step uses what
     there is."""

@@ -118,7 +118,8 @@ class Trajectory:
     violations: tuple[str, ...] = ()
     """Rules about the trace that were broken, in words."""
     partial_credit: float = 0.0
-    """Share of the required changes made minus side effects, 0 to 1: reported beside the reward."""
+    """Share of the required changes made minus side effects, 0 to 1: reported beside the reward, and the
+    reward itself where `erpo.reward` says so."""
     tool_calls: int = 0
     tool_errors: int = 0
     malformed_calls: int = 0

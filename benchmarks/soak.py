@@ -102,7 +102,7 @@ def players(bundle: Bundle, runtime: EnvRuntime, count: int, rng: random.Random)
     for number in range(count):
         task = bundle.tasks[number % len(bundle.tasks)]
         steps = [
-            Message(role="assistant", content=s.text) if s.kind == "ask" else action(s.tool, s.arguments)
+            Message(role="assistant", content=s.text) if s.kind != "call" else action(s.tool, s.arguments)
             for s in task.reference
         ]
         steps.append(Message(role="assistant", content=task.closing))

@@ -44,6 +44,8 @@ HASHED_FILES = (
     "certificate.jsonl",
     "report.json",
 )
+USER_TOOLS = "user_tools.json"
+"""The tools that only the user holds; a file of those bundles that have any."""
 
 
 class HasEnvironment(Protocol):
@@ -59,6 +61,8 @@ class HasEnvironment(Protocol):
     def source(self) -> str: ...
     @property
     def policy(self) -> str: ...
+    @property
+    def user_tools(self) -> tuple[AgentTool, ...]: ...
 
 
 def environment_identity(environment: HasEnvironment) -> str:
@@ -73,6 +77,7 @@ def environment_identity(environment: HasEnvironment) -> str:
         *(tool.model_dump_json() for tool in environment.tools),
         environment.source,
         environment.policy,
+        *(f"user {tool.model_dump_json()}" for tool in environment.user_tools),
     )
     for part in parts:
         data = part.encode()
@@ -105,6 +110,8 @@ class Bundle:
     certificates: tuple[Certificate, ...]
     decisions: tuple[ToolDecision, ...]
     report: SynthesisReport
+    user_tools: tuple[AgentTool, ...] = ()
+    """Tools that the user holds over the same state; the agent neither sees nor calls them."""
     _index: dict[str, Task] = field(init=False, repr=False, default_factory=dict[str, Task])
 
     def __post_init__(self) -> None:
@@ -166,6 +173,7 @@ def bundle_files(bundle: Bundle) -> dict[str, bytes]:
         "splits.json": json_bytes({name: list(ids) for name, ids in bundle.splits.items()}),
         "certificate.jsonl": _lines(bundle.certificates),
         "report.json": json_bytes(report),
+        **({USER_TOOLS: json_bytes(_models(bundle.user_tools))} if bundle.user_tools else {}),
     }
 
 
@@ -230,6 +238,19 @@ def check_consistency(bundle: Bundle, where: str) -> None:
         if not task.accepted_states:
             raise BundleError(
                 f"{where}: task {task.id!r} accepts no end state; empty criteria are never a pass"
+            )
+    shared = {tool.name for tool in bundle.tools} & {tool.name for tool in bundle.user_tools}
+    if shared:
+        raise BundleError(
+            f"{where}: {', '.join(sorted(shared))} stand among the agent's tools and the user's; a tool has "
+            "one holder"
+        )
+    for task in bundle.tasks:
+        strange = {action.tool for action in task.user_actions} - {tool.name for tool in bundle.user_tools}
+        if strange:
+            raise BundleError(
+                f"{where}: the user of task {task.id!r} acts with {', '.join(sorted(strange))}; expected "
+                f"tools of {USER_TOOLS}"
             )
     owner: dict[str, str] = {}
     for split in SPLITS:

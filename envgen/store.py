@@ -13,6 +13,7 @@ On disk (DESIGN.md §4) a bundle is a folder:
     splits.json        split name -> task ids
     tasks.jsonl        one task a line
     certificate.jsonl  one certificate a line
+    user_tools.json    tools that only the user holds (only where there are any)
     report.json        what became of every tool and of every sampled task
     timing.json        seconds the synthesis took: the only file that is not hashed, and may be absent
 
@@ -38,6 +39,7 @@ from envgen.bundle import (
     FORMAT_VERSION,
     HASHED_FILES,
     SPLITS,
+    USER_TOOLS,
     Bundle,
     HasEnvironment,
     Manifest,
@@ -208,8 +210,8 @@ def read_manifest(path: Path | str) -> Manifest:
             "use the envgen that wrote it, or make the bundle again with `envgen synth`"
         )
     manifest = _model(Manifest, data, str(where))
-    if set(manifest.files) != set(HASHED_FILES):
-        odd = sorted(set(manifest.files) ^ set(HASHED_FILES))
+    odd = sorted((set(manifest.files) - {USER_TOOLS}) ^ set(HASHED_FILES))
+    if odd:
         raise BundleError(
             f"{where}: its list of files is wrong (missing or unknown: {', '.join(odd)}); {_REMAKE}"
         )
@@ -256,6 +258,7 @@ def load_bundle(path: Path | str) -> Bundle:
         certificates=_line_models(Certificate, files["certificate.jsonl"], at("certificate.jsonl")),
         decisions=report.decisions,
         report=report.report.model_copy(update={"seconds": seconds}),
+        user_tools=_list(_TOOLS, files[USER_TOOLS], at(USER_TOOLS)) if USER_TOOLS in files else (),
     )
     check_consistency(bundle, str(folder))
     bundle.__dict__["content_hash"] = content_hash_of(manifest)

@@ -21,7 +21,7 @@ from __future__ import annotations
 import enum
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
 from envgen.records import Record as Record
 from envgen.records import StateData as StateData
@@ -377,6 +377,8 @@ class EnvironmentDraft(Frozen):
     policy: str
     """Text of ``policy.md``: the domain rules an agent is told."""
     decisions: tuple[ToolDecision, ...]
+    user_tools: tuple[AgentTool, ...] = ()
+    """Tools that the user holds and the agent does not see. Their functions are in ``source`` too."""
 
 
 class ToolEdge(Frozen):
@@ -456,13 +458,14 @@ class ArgumentSource(Frozen):
 
 
 class ReferenceStep(Frozen):
-    """One step of the known-good sequence: a tool call, or a question to the user that releases a fact."""
+    """One step of the known-good sequence: a tool call, a question to the user that releases a fact or gives
+    a go-ahead, or a request on which the user calls a tool of its own (``act``)."""
 
-    kind: Literal["call", "ask"]
+    kind: Literal["call", "ask", "act"]
     tool: str = ""
     arguments: dict[str, Any] = Field(default_factory=dict)
     text: str = ""
-    """For ``ask``: the question."""
+    """For ``ask`` and ``act``: the question."""
     thought: str = ""
     """Short reasoning that leads to this step, worked out from earlier outputs; becomes the thinking of
     warm-start data."""
@@ -495,6 +498,18 @@ class AnswerSlot(Frozen):
     """``normalised``: case and white space of text and the order of an array do not count."""
     accepted: tuple[Any, ...] = Field(min_length=1)
     """Every right value; the first is the reference's."""
+
+
+class UserAction(Frozen):
+    """One thing the user can do with a tool that only the user holds (dual control): a call that is carried
+    out when the agent asks for it in words (`envgen.users.actions`)."""
+
+    tool: str
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    ask_words: tuple[str, ...] = Field(min_length=1)
+    """Words of which at least one stands in a question that asks for it."""
+    mentions: tuple[str, ...] = ()
+    """Arguments whose values the question must name: what the agent has to find out."""
 
 
 class TraceConstraint(Frozen):
@@ -539,11 +554,26 @@ class Task(Frozen):
     answers: tuple[AnswerSlot, ...] = ()
     """What the closing message must say; needed where an accepted state is the initial one."""
     constraints: tuple[TraceConstraint, ...] = ()
+    user_actions: tuple[UserAction, ...] = ()
+    """What the user can do with tools of its own."""
+    consent: Literal["yes", "no"] = "yes"
+    """What the user answers when asked for a go-ahead."""
+
+    @model_serializer(mode="wrap")
+    def _as_before(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # Tasks without dual control are written as they were before there was any: same bytes, same hashes.
+        out: dict[str, Any] = handler(self)
+        if not self.user_actions:
+            out.pop("user_actions", None)
+        if self.consent == "yes":
+            out.pop("consent", None)
+        return out
 
 
 GateName = Literal[
-    "replay", "noop", "write_dropped", "mutants", "equivalents", "knowable", "binding", "leak", "duplicate"
-]
+    "replay", "noop", "write_dropped", "mutants", "equivalents", "knowable", "binding", "leak", "duplicate",
+    "confirmation",
+]  # fmt: skip
 
 
 class GateResult(Frozen):

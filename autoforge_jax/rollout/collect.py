@@ -11,8 +11,9 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Literal
 
 from autoforge_jax.config import BatchConfig, ERPOConfig, RolloutConfig
 from autoforge_jax.errors import ConfigError
@@ -94,6 +95,7 @@ def collect(
             conditions=conditions,
             on_done=on_done,
         )
+        trajectories = [rewarded(trajectory, erpo.reward) for trajectory in trajectories]
         for index, (bundle, task) in enumerate(chosen):
             own = trajectories[index * erpo.group_size : (index + 1) * erpo.group_size]
             groups.append(TrajectoryGroup(task.id, bundle.environment_id, tuple(own)))
@@ -101,6 +103,13 @@ def collect(
     metrics = collection_metrics(groups, selected)
     metrics["rollout/waves"] = float(waves)
     return Collection(tuple(groups), tuple(selected), metrics)
+
+
+def rewarded(trajectory: Trajectory, reward: Literal["success", "partial_credit"]) -> Trajectory:
+    """The trajectory with the reward that a config names (``erpo.reward``)."""
+    if reward == "success":
+        return trajectory
+    return replace(trajectory, reward=trajectory.partial_credit)
 
 
 def task_order(
@@ -183,8 +192,8 @@ def _summary(
         "groups": float(len(groups)),
         "selected_groups": float(len(selected)),
         "mixed_share": sum(group.mixed for group in groups) / len(groups) if groups else 0.0,
-        "all_success_groups": float(sum({t.reward for t in group.valid} == {1.0} for group in groups)),
-        "all_failure_groups": float(sum({t.reward for t in group.valid} == {0.0} for group in groups)),
+        "all_success_groups": float(sum({t.success for t in group.valid} == {True} for group in groups)),
+        "all_failure_groups": float(sum({t.success for t in group.valid} == {False} for group in groups)),
         "empty_groups": float(sum(not group.valid for group in groups)),
         "trajectories": float(len(every)),
         "excluded": float(sum(bool(t.excluded) for t in every)),
@@ -194,6 +203,8 @@ def _summary(
     if valid:
         metrics |= {
             "reward": sum(t.reward for t in valid) / len(valid),
+            "success": sum(t.success for t in valid) / len(valid),
+            "partial_credit": sum(t.partial_credit for t in valid) / len(valid),
             "turns": turns / len(valid),
             "tool_calls": calls / len(valid),
             "tokens": sum(len(t.token_ids) for t in valid) / len(valid),

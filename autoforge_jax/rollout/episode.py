@@ -300,7 +300,7 @@ def reference_message(step: ReferenceStep, turn: int) -> Message:
     """One step of the known-good sequence as the assistant turn that a policy would write: thought, then
     call or question.
     """
-    if step.kind == "ask":
+    if step.kind != "call":
         return Message(role="assistant", thinking=step.thought, content=step.text)
     call = ToolCall(id=f"t{turn}c0", name=step.tool, arguments=compact_json(step.arguments))
     return Message(role="assistant", thinking=step.thought, tool_calls=(call,))

@@ -65,6 +65,14 @@ def synth_command(
     seed: Annotated[int, typer.Option(help="Same document, numbers and seed: same bytes.")] = 0,
     max_difficulty: Annotated[int, typer.Option(min=1, max=4, help="Hardest level of task.")] = 4,
     name: Annotated[str | None, typer.Option(help="Name of the bundle; from DOC when left out.")] = None,
+    confirm_writes: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TOOL|VERB", help="Tool that needs the user's go-ahead; may be repeated."),
+    ] = None,
+    user_tool: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TOOL|VERB", help="Tool that only the user holds; may be repeated."),
+    ] = None,
 ) -> None:
     """Make an environment and tasks out of DOC, certify every task, and write them to BUNDLE.
 
@@ -86,6 +94,8 @@ def synth_command(
             seed=seed,
             max_difficulty=max_difficulty,
             name=name,
+            confirm_writes=confirm_writes or (),
+            user_tools=user_tool or (),
             progress=progress,
         )
         write_bundle(bundle, output)

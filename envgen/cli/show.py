@@ -35,9 +35,11 @@ def show_bundle(bundle: Bundle) -> None:
     out.print(f"[bold]{name}[/bold]  {bundle.environment_id}  from {source}")
     verbs = {semantics.tool: semantics for semantics in bundle.semantics}
     rows = table("tool", "does", "description", title="\ntools")
-    for tool in bundle.tools:
+    held = {tool.name for tool in bundle.user_tools}
+    for tool in (*bundle.tools, *bundle.user_tools):
         semantics = verbs.get(tool.name)
         does = f"{semantics.verb} {semantics.collection}" if semantics else ""
+        does += " (the user's)" if tool.name in held else ""
         rows.add_row(escape(signature(tool)), does, escape(tool.description))
     out.print(rows)
     refused = [decision for decision in bundle.decisions if not decision.implemented]
@@ -102,6 +104,8 @@ def show_task(bundle: Bundle, task: Task) -> None:
         if step.thought:
             out.print(f"  {index}. [dim]{escape(step.thought)}[/dim]", soft_wrap=True)
         said = f"{step.tool} {compact(step.arguments)}" if step.kind == "call" else f"asks: {step.text}"
+        if step.kind == "act":
+            said += f" (the user calls {step.tool} {compact(step.arguments)})"
         out.print(f"  {index}. {escape(said)}", soft_wrap=True)
         out.print(f"     [green]{escape(result)}[/green]", soft_wrap=True)
     out.print(f"  closing: {escape(task.closing)}")

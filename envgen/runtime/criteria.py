@@ -246,7 +246,7 @@ def _unconfirmed(trace: list[Event], at: int, constraint: TraceConstraint) -> st
         return f"{call.tool} was called although the user said {trace[reply].text[:80]!r}"
     for name in constraint.mentions:
         value = (call.arguments or {}).get(name)
-        if value is not None and not _named(question.text, value):
+        if value is not None and not names_value(question.text, value):
             return f"{call.tool} was confirmed by a question that does not name {name} {value!r}"
     return ""
 
@@ -257,7 +257,8 @@ def affirms(text: str) -> bool:
     return "?" not in text and not NO.intersection(words) and bool(YES.intersection(words[:4]))
 
 
-def _named(text: str, value: Any) -> bool:
+def names_value(text: str, value: Any) -> bool:
+    """True when the words of a value stand in a text in a row."""
     said = value if isinstance(value, str) else orjson.dumps(value).decode()
     wanted, words = _WORD.findall(said.casefold()), _WORD.findall(text.casefold())
     return any(words[i : i + len(wanted)] == wanted for i in range(len(words) - len(wanted) + 1))

@@ -14,9 +14,10 @@ What ends an episode (``StopReason``), exactly:
 - anything else comes from outside through ``close(reason)``: token budgets, time-outs.
 
 An action with tool calls runs them in order, one observation for each; its content is kept in the
-transcript, and the user is not addressed. An action without calls goes to the user. An empty one is
-answered once (see the user's rules) and counts as a turn like any other. An Env never raises because of
-what an agent wrote.
+transcript, and the user is not addressed. An action without calls goes to the user, who may carry out what
+it asks for with a tool of its own, run like the agent's (``envgen.users.actions``). An empty one is answered
+once (see the user's rules) and counts as a turn like any other. An Env never raises because of what an agent
+wrote.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from __future__ import annotations
 import copy
 import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from envgen.errors import BundleError, EnvUsageError, TaskError, ToolDefect
 from envgen.runtime.context import KeyStyle, ToolContext, key_styles, mix
@@ -38,14 +40,15 @@ from envgen.runtime.isolation.vetting import is_vetted
 from envgen.runtime.sandbox import Tool, load_tools
 from envgen.runtime.state import State
 from envgen.runtime.statehash import StateHasher
-from envgen.runtime.tools import ToolTable, call_tool, compile_tools, error_text
+from envgen.runtime.tools import Signature, ToolOutcome, ToolTable, call_tool, compile_tools, error_text
 from envgen.store import Bundle
 from envgen.types import EnvLimits, Message, StepResult, StopReason, Task, ToolCall, Verdict
-from envgen.users.port import NO_ERROR, User, UserError, UserErrorHook, UserVerdict
+from envgen.users.actions import UserHands
+from envgen.users.port import NO_ERROR, NotesActions, User, UserError, UserErrorHook, UserVerdict
 from envgen.users.scripted import ScriptedUser
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class EnvRuntime:
     """What all episodes of one bundle share, made once: functions, compiled argument checks, key styles.
     Read-only.
@@ -58,6 +61,8 @@ class EnvRuntime:
     collections: tuple[str, ...]
     pool: WorkerPool | None = None
     readers: frozenset[str] = frozenset()
+    user_table: ToolTable = field(default_factory=dict[str, Signature])
+    """The user's tools, ``table`` the agent's: neither side can call the other's."""
 
 
 _runtimes: weakref.WeakKeyDictionary[Bundle, dict[WorkerLimits | None, EnvRuntime]] = (
@@ -86,15 +91,16 @@ def make_runtime(bundle: Bundle, isolation: WorkerLimits | None) -> EnvRuntime:
     styles = key_styles(bundle.state_schema)
     pool = None if isolation is None else WorkerPool(bundle.source, styles, isolation)
     tools = load_tools(bundle.source) if pool is None else remote_tools(pool)
-    odd = sorted(set(tools) ^ {tool.name for tool in bundle.tools})
+    odd = sorted(set(tools) ^ {tool.name for tool in (*bundle.tools, *bundle.user_tools)})
     if odd:
         raise BundleError(
             f"bundle {bundle.name!r}: tools.json and TOOLS of tools.py differ in {', '.join(odd)}; "
-            "every tool the agent sees needs a function, and the other way round"
+            "every tool the agent (or the user) holds needs a function, and the other way round"
         )
     return EnvRuntime(
         tools=tools,
         table=compile_tools(bundle.tools),
+        user_table=compile_tools(bundle.user_tools),
         styles=styles,
         collections=tuple(c.name for c in bundle.state_schema.collections),
         readers=frozenset(s.tool for s in bundle.semantics if not s.writes_state),
@@ -148,6 +154,7 @@ class Env:
         self._context = ToolContext(task.clock, minted, runtime.styles)
         self._isolated = _isolated(runtime, task, minted)
         self._user: User = user or ScriptedUser(task)
+        self._hands = UserHands(task.user_actions)
         self._failures = failures
         self._turns_hit = 0
         self._hook = user_error_hook
@@ -251,12 +258,7 @@ class Env:
         if call.parse_error:
             return error_text(call.parse_error), True
         runtime = self._runtime
-        if self._isolated is not None:
-            outcome = self._isolated.call(call.name, call.arguments)
-        else:
-            outcome = call_tool(
-                runtime.tools, runtime.table, self._state, self._context, call.name, call.arguments
-            )
+        outcome = self._outcome(runtime.table, call.name, call.arguments)
         if self._failures is not None and not outcome.is_error and call.name in runtime.readers:
             part = self._failures.after(outcome.value)
             if part:
@@ -264,9 +266,23 @@ class Env:
                 return part, False
         return outcome.text, outcome.is_error
 
+    def _outcome(self, table: ToolTable, name: str, arguments: str | dict[str, Any]) -> ToolOutcome:
+        if self._isolated is not None:
+            return self._isolated.call(name, arguments, table)
+        return call_tool(self._runtime.tools, table, self._state, self._context, name, arguments)
+
     def _ask_user(self, content: str) -> tuple[list[Message], StopReason | None]:
+        table = self._runtime.user_table
         try:
+            said = self._hands.answer(content, lambda a: self._outcome(table, a.tool, a.arguments))
+            if said is not None:
+                if isinstance(self._user, NotesActions):
+                    self._user.note_action(content, said)
+                return [Message(role="user", content=said)], None
             reply = self._user.reply(content)
+        except ToolDefect as error:
+            self.defect = str(error)
+            return [], StopReason(error.reason)
         except UserError as error:
             return [], self._blame(error)
         if reply.done:
@@ -310,6 +326,7 @@ class Env:
         other._context = self._context.fork()
         other._transcript = list(self._transcript)
         other._hasher = None
+        other._hands = copy.copy(self._hands)
         other._failures = copy.deepcopy(self._failures)
         try:
             # The task is shared: it is frozen, and as large as the state.

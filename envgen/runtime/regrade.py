@@ -9,14 +9,15 @@ rows of other bundles are skipped) or ``environment_id``, ``seed`` of the episod
 judged then, ``excluded`` (why the episode does not count: it is not judged). Other members are not looked
 at. The trainer's ``trajectories.jsonl`` is such a file.
 
-The user is not played: what it said is in the messages. A call belongs to the observation at its place; calls
-without one were never carried out. A call that was refused then stays without effect, also where it would
-succeed now (an injected failure).
+The user is not played: what it said is in the messages. What it did with tools of its own (a request that
+`envgen.users.actions` finds, and the user's answer to it) is done again. A call belongs to the observation at
+its place; calls without one were never carried out. A call that was refused then stays without effect, also
+where it would succeed now (an injected failure).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +32,7 @@ from envgen.runtime.state import State
 from envgen.runtime.tools import call_tool
 from envgen.store import Bundle
 from envgen.types import Message, Task, ToolCall, Verdict
+from envgen.users.actions import DONE, acted, told
 
 
 class _Row(BaseModel):
@@ -149,27 +151,46 @@ def replay(bundle: Bundle, task: Task, row: StoredTrajectory) -> tuple[Verdict, 
         task.clock, task.seed if row.seed == 0 else mix(task.seed, row.seed), runtime.styles
     )
     diverged = ""
-    for number, (call, observation) in enumerate(executed(transcript), start=1):
-        if call.parse_error:
-            continue
-        refused = is_refusal(observation.content)
-        before = state.fork() if refused else state
+    for number, played in enumerate(_calls(task, transcript), start=1):
+        before = state.fork() if played.refused else state
+        table = runtime.user_table if played.by_user else runtime.table
         try:
-            outcome = call_tool(runtime.tools, runtime.table, state, context, call.name, call.arguments)
+            outcome = call_tool(runtime.tools, table, state, context, played.name, played.arguments)
         except ToolDefect as error:
-            diverged = diverged or f"call {number} ({call.name}) breaks now: {error}"
+            diverged = diverged or f"call {number} ({played.name}) breaks now: {error}"
             continue
-        if refused and not outcome.is_error:
+        if played.refused and not outcome.is_error:
             state = before
             context.rollback()
-        if outcome.text != observation.content:
-            diverged = diverged or _divergence(number, call, outcome.text, observation.content)
+        now = told(outcome) if played.by_user else outcome.text
+        if now != played.answer and not diverged:
+            diverged = f"call {number} ({played.name}) answered {played.answer[:80]!r}, now {now[:80]!r}"
     verdict = grader_of(task, bundle.state_schema).judge(state.delta(), transcript)
     return verdict, diverged
 
 
-def _divergence(number: int, call: ToolCall, now: str, then: str) -> str:
-    return f"call {number} ({call.name}) answered {then[:80]!r}, now {now[:80]!r}"
+@dataclass(frozen=True)
+class _Played:
+    """One call of a stored episode, and how it was answered then."""
+
+    name: str
+    arguments: str | dict[str, Any]
+    answer: str
+    refused: bool
+    by_user: bool = False
+
+
+def _calls(task: Task, transcript: Sequence[Message]) -> Iterator[_Played]:
+    """The calls of both sides that were carried out, in order."""
+    deeds = dict(acted(task.user_actions, transcript))
+    for at, message in enumerate(transcript):
+        for call, observation in executed(transcript[at : at + 1 + len(message.tool_calls)]):
+            if not call.parse_error:
+                text = observation.content
+                yield _Played(call.name, call.arguments, text, is_refusal(text))
+        if at in deeds:
+            action, text = task.user_actions[deeds[at]], message.content
+            yield _Played(action.tool, action.arguments, text, not text.startswith(DONE), by_user=True)
 
 
 def summary(rows: Iterable[Regraded]) -> dict[str, Any]:

@@ -196,9 +196,12 @@ class Recorder:
     _words: dict[str, str] = field(default_factory=dict[str, str])
     _thought_given: set[str] = field(default_factory=set[str])
 
-    def call(self, tool: str, arguments: dict[str, Known], *, write: bool) -> int:
+    def call(
+        self, tool: str, arguments: dict[str, Known], *, write: bool, confirm: str = "", request: str = ""
+    ) -> int:
         """Run one tool; returns its step index. A read made before with the same arguments is not made
-        again."""
+        again. ``confirm``: the question that stands right before the call; ``request``: the one on which the
+        user makes the call itself."""
         plain: dict[str, Any] = {}
         for name, known in arguments.items():
             place_argument(plain, name, known.value)
@@ -206,7 +209,7 @@ class Recorder:
         if not write and signature in self._reads:
             return self._reads[signature]
         result = self.execute(tool, plain)
-        index = len(self.steps)
+        index = len(self.steps) + bool(confirm)
         node = f"t{index}"
         thoughts: list[str] = []
         for name, known in arguments.items():
@@ -224,13 +227,19 @@ class Recorder:
             if thought and mark not in self._thought_given:
                 self._thought_given.add(mark)
                 thoughts.append(thought)
+        thought = "; ".join(thoughts)
+        if confirm:  # the conclusion leads to the question, which names what was found
+            asked = self.ask(confirm, "", None).node
+            self.steps[-1] = self.steps[-1].model_copy(update={"thought": thought})
+            self.edges.append(BlueprintEdge(source=asked, target=node, kind="order"))
+            thought = ""
         self.steps.append(
             ReferenceStep(
-                kind="call",
+                kind="act" if request else "call",
                 tool=tool,
                 arguments=plain,
-                text="",
-                thought="; ".join(thoughts),
+                text=request,
+                thought=thought,
                 node=node,
                 sources=tuple(known.source(name) for name, known in arguments.items()),
             )

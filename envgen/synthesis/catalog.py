@@ -247,7 +247,7 @@ def build_catalog(draft: EnvironmentDraft, *, usable: Callable[[str], bool] = la
     """Index a draft. ``usable`` lets a caller leave tools out."""
     collections = {c.name: c for c in draft.state_schema.collections}
     fields = {(c.name, f.name): f for c in collections.values() for f in c.fields}
-    tools = {t.name: t for t in draft.tools}
+    tools = {t.name: t for t in (*draft.tools, *draft.user_tools)}
     semantics = {s.tool: s for s in draft.semantics if s.tool in tools and usable(s.tool)}
     children: dict[str, list[tuple[str, str]]] = {}
     for (owner, name), held in fields.items():

@@ -2,7 +2,9 @@
 
 1 replay · 2 noop · 3 write_dropped · 4 mutants · 5 equivalents · 6 knowable · 8 leak · 9 duplicate. Gate 1
 runs in fresh processes for a whole bundle at once (`envgen.synthesis.replay`), gate 9 looks at all tasks of a
-bundle; the others run here on one task, on the real functions and the real grader.
+bundle; the others run here on one task, on the real functions and the real grader. What the user does with
+tools of its own counts as a write like the agent's. Tasks that want a go-ahead before some call have one gate
+more (`envgen.synthesis.conversations`).
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from collections.abc import Sequence
 from envgen.errors import TaskError
 from envgen.store import Bundle
 from envgen.synthesis.catalog import build_catalog
+from envgen.synthesis.conversations import Conversations, confirms
 from envgen.synthesis.equivalents import Equivalents
 from envgen.synthesis.knowledge import check_knowable, says
 from envgen.synthesis.mutants import MUTANTS, MutantMaker
@@ -33,7 +36,8 @@ class Prover(Runner):
         super().__init__(bench)
         self._maker = MutantMaker(self)
         self.equivalents = Equivalents(bench)
-        names = [t.name for t in bench.catalog.draft.tools if _is_technical(t.name)]
+        self.conversations = Conversations(bench)
+        names = [t.name for t in bench.catalog.tools.values() if _is_technical(t.name)]
         pattern = "|".join(rf"(?<!\w){re.escape(n)}(?!\w)" for n in names)
         self._tool_names = re.compile(pattern) if names else None
 
@@ -45,9 +49,17 @@ class Prover(Runner):
         except TaskError as error:  # criteria that doing nothing would meet, or that cannot be judged
             return [GateResult(gate="noop", passed=False, detail=str(error))]
         results: list[GateResult] = []
-        for gate in (
-            self.leak, self.knowable, self.noop, self.write_dropped, self.equivalents.gate, self.mutants,
-        ):  # fmt: skip
+        chosen = [
+            self.leak,
+            self.knowable,
+            self.noop,
+            self.write_dropped,
+            self.equivalents.gate,
+            self.mutants,
+        ]
+        if confirms(task):
+            chosen.append(self.conversations.gate)
+        for gate in chosen:
             results.append(gate(task))
             if not results[-1].passed:
                 break
@@ -162,6 +174,7 @@ def draft_of(bundle: Bundle) -> EnvironmentDraft:
         source=bundle.source,
         policy=bundle.policy,
         decisions=bundle.decisions,
+        user_tools=bundle.user_tools,
     )
 
 

@@ -133,7 +133,7 @@ class Equivalents(Runner):
         return tuple(
             index
             for index, step in enumerate(task.reference)
-            if step.kind == "call" and self.catalog.semantics[step.tool].writes_state
+            if step.kind != "ask" and self.catalog.semantics[step.tool].writes_state
         )
 
     def _orders(self, task: Task, steps: tuple[int, ...]) -> Iterator[tuple[int, ...]]:

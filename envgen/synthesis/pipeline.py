@@ -6,7 +6,7 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from envgen.store import Bundle, environment_identity
 from envgen.synthesis.catalog import Catalog, build_catalog
 from envgen.synthesis.certify import Duplicates, Prover, replay_results
 from envgen.synthesis.choices import static_footprint
+from envgen.synthesis.control import confirmed, held_by_user, writers_named
 from envgen.synthesis.graph import build_graph
 from envgen.synthesis.sequences import ShapeSampler
 from envgen.synthesis.shapes import DemandShape, difficulty
@@ -148,10 +149,15 @@ def synthesize(
     seed: int,
     max_difficulty: int = 4,
     name: str | None = None,
+    confirm_writes: Sequence[str] = (),
+    user_tools: Sequence[str] = (),
     progress: Progress | None = None,
 ) -> Bundle:
     """Make a certified bundle of ``tasks`` tasks, ``heldout`` of them in the held-out split. Deterministic
     from ``seed``.
+
+    ``confirm_writes``: tools that write, by name or verb, before which the agent has to ask for a go-ahead;
+    ``user_tools``: those that only the user holds (`envgen.synthesis.control`).
 
     Raises DocumentError (unreadable), RefusedDocument (no environment or no tasks can be made of it),
     ValueError (numbers).
@@ -167,7 +173,15 @@ def synthesize(
     if name is not None:
         draft = draft.model_copy(update={"name": name})
     return make_bundle(
-        doc, draft, tasks=tasks, heldout=heldout, seed=seed, max_difficulty=max_difficulty, progress=progress
+        doc,
+        draft,
+        tasks=tasks,
+        heldout=heldout,
+        seed=seed,
+        max_difficulty=max_difficulty,
+        confirm_writes=confirm_writes,
+        user_tools=user_tools,
+        progress=progress,
     )
 
 
@@ -179,11 +193,15 @@ def make_bundle(
     heldout: int,
     seed: int,
     max_difficulty: int = 4,
+    confirm_writes: Sequence[str] = (),
+    user_tools: Sequence[str] = (),
     progress: Progress | None = None,
 ) -> Bundle:
     """`synthesize` from a draft on: graph, tasks, certificates, splits."""
     started = time.perf_counter()
-    bench = workbench(build_catalog(draft), environment_identity(draft), seed)
+    draft = held_by_user(draft, writers_named(draft, user_tools, "user tool"))
+    draft, rules = confirmed(draft, writers_named(draft, confirm_writes, "confirm writes"))
+    bench = workbench(build_catalog(draft), environment_identity(draft), seed, rules)
     sampler = _TaskSampler(bench, seed, max_difficulty, progress)
     dropped: Counter[str] = Counter()
     kept: list[tuple[Task, tuple[GateResult, ...]]] = []
@@ -338,6 +356,8 @@ def _bundle(
             "proposer": PROPOSER,
             "seed": seed,
             "max_difficulty": max_difficulty,
+            **({"confirm_writes": [t for r in bench.rules for t in r.tools]} if bench.rules else {}),
+            **({"user_tools": sorted(bench.held)} if bench.held else {}),
         },
         doc=doc,
         tools=draft.tools,
@@ -351,4 +371,5 @@ def _bundle(
         certificates=(),
         decisions=draft.decisions,
         report=empty,
+        user_tools=draft.user_tools,
     )

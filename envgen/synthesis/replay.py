@@ -47,7 +47,7 @@ def replay_task(bundle: Bundle, task: Task) -> tuple[str, bool]:
     errors = 0
     reason: StopReason | None = None
     for index, step in enumerate(task.reference):
-        if step.kind == "ask":
+        if step.kind != "call":
             action = Message(role="assistant", content=step.text)
         else:
             call = ToolCall(id=f"c{index}", name=step.tool, arguments=orjson.dumps(step.arguments).decode())

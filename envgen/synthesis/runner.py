@@ -84,5 +84,5 @@ class Runner:
         return [
             Write(step.tool, step.arguments)
             for step in task.reference
-            if step.kind == "call" and self.catalog.semantics[step.tool].writes_state
+            if step.kind != "ask" and self.catalog.semantics[step.tool].writes_state
         ]

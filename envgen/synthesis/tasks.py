@@ -20,13 +20,14 @@ from envgen.runtime.tools import ToolTable, call_tool, compile_tools
 from envgen.synthesis.blueprint import Known, Recorder, fetch, resolve
 from envgen.synthesis.catalog import Catalog, field_words
 from envgen.synthesis.choices import Choice, Demand, Footprint, Unfit, Value, needs_of
+from envgen.synthesis.control import go_ahead, request
 from envgen.synthesis.demands import Chooser
 from envgen.synthesis.instructions import Speaker
 from envgen.synthesis.shapes import DemandShape, SelectorKind, difficulty
 from envgen.synthesis.values import ValueMaker, ValuePool
 from envgen.synthesis.wording import quote, say
 from envgen.synthesis.world import build_world
-from envgen.types import BlueprintNode, ReasoningKind, StateData, Task, UserFact
+from envgen.types import BlueprintNode, ReasoningKind, StateData, Task, TraceConstraint, UserAction, UserFact
 
 FIRST_DAY = date(2024, 1, 8)
 INSTRUCTION_LIMIT = 200
@@ -46,9 +47,18 @@ class Workbench:
     table: ToolTable
     styles: dict[str, KeyStyle]
     pool: ValuePool
+    rules: tuple[TraceConstraint, ...] = ()
+    """Rules about the trace that every task is graded by."""
+
+    @property
+    def held(self) -> frozenset[str]:
+        """Names of the tools that only the user holds."""
+        return frozenset(tool.name for tool in self.catalog.draft.user_tools)
 
 
-def workbench(catalog: Catalog, environment_id: str, seed: int) -> Workbench:
+def workbench(
+    catalog: Catalog, environment_id: str, seed: int, rules: tuple[TraceConstraint, ...] = ()
+) -> Workbench:
     """Load a draft's functions: in a worker, unless our own templates wrote them. Raises UnsafeCodeError for
     code outside the allow-list, IsolationError when this machine cannot give a worker."""
     draft = catalog.draft
@@ -58,9 +68,10 @@ def workbench(catalog: Catalog, environment_id: str, seed: int) -> Workbench:
         catalog=catalog,
         environment_id=environment_id,
         tools=dict(tools),
-        table=compile_tools(draft.tools),
+        table=compile_tools((*draft.tools, *draft.user_tools)),
         styles=dict(styles),
         pool=ValuePool(seed),
+        rules=rules,
     )
 
 
@@ -87,6 +98,7 @@ class TaskMaker:
         self.maker = ValueMaker(bench.pool, self.rng, today)
         self.speaker = Speaker(self.catalog, self.rng)
         self.facts: list[UserFact] = []
+        self.actions: list[UserAction] = []
 
     def make(self, task_id: str, shapes: list[DemandShape], nested: dict[int, int]) -> Sample:
         """Realise shapes as one task. ``nested[i] = j``: demand i hangs under the record demand j creates.
@@ -119,7 +131,7 @@ class TaskMaker:
         for index, demand in enumerate(demands):
             self._run(recorder, demand, new_keys, index, nested.get(index))
         instruction = self.speaker.instruction(demands, nested)
-        calls = [s for s in recorder.steps if s.kind == "call"]
+        calls = [s for s in recorder.steps if s.kind != "ask"]
         level = difficulty(len(calls), sum(s.reasoning for s in shapes))
         characters = _body(instruction, recorder)
         if len(instruction) > INSTRUCTION_LIMIT + 120 * (len(demands) - 1) or characters > BODY_LIMIT[level]:
@@ -139,6 +151,8 @@ class TaskMaker:
             difficulty=level,
             clock=self.clock,
             seed=self.seed,
+            constraints=self.bench.rules,
+            user_actions=tuple(self.actions),
         )
         return Sample(task, tuple(recorder.outputs), tuple(shapes), characters)
 
@@ -171,14 +185,22 @@ class TaskMaker:
         arguments = dict(sorted(arguments.items(), key=lambda item: order.index(item[0].split(".")[0])))
         key = semantics.key
         if demand.target is None or key is None:
-            step = recorder.call(semantics.tool, arguments, write=True)
+            step = self._write(recorder, semantics.tool, arguments)
             if semantics.verb == "create":
                 path = self._key_path(demand)
                 if path is not None and fetch(path, recorder.outputs[step]) is not None:
                     new_keys[index] = recorder.output(step, path)
             return
         for target in targets:
-            recorder.call(semantics.tool, {key.param: target, **arguments}, write=True)
+            self._write(recorder, semantics.tool, {key.param: target, **arguments})
+
+    def _write(self, recorder: Recorder, tool: str, arguments: dict[str, Known]) -> int:
+        """One write, by whoever holds the tool, and after a go-ahead where a rule wants one."""
+        if tool in self.bench.held:
+            action, asked = request(tool, arguments)
+            self.actions.append(action)
+            return recorder.call(tool, arguments, write=True, request=asked)
+        return recorder.call(tool, arguments, write=True, confirm=go_ahead(self.bench.rules, tool, arguments))
 
     def _key_path(self, demand: Demand) -> str | None:
         collection = self.catalog.collections[demand.semantics.collection]
@@ -338,6 +360,6 @@ def _body(instruction: str, recorder: Recorder) -> int:
     total = len(instruction)
     for step, output in zip(recorder.steps, recorder.outputs, strict=True):
         total += len(step.thought) + len(step.text)
-        if step.kind == "call":
+        if step.kind != "ask":
             total += len(step.tool) + len(orjson.dumps(step.arguments)) + len(orjson.dumps(output)) + 30
     return total

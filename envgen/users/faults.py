@@ -22,7 +22,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from envgen.runtime.context import mix
 from envgen.types import Record, Task, UserFact
-from envgen.users.port import FAULT_KINDS, FaultKind, User, UserError, UserReply
+from envgen.users.port import FAULT_KINDS, FaultKind, NotesActions, User, UserError, UserReply
 from envgen.users.scripted import asks_for
 from envgen.users.speech import leaves, says_value
 
@@ -116,6 +116,12 @@ class FaultInjectedUser:
             reply = self._spoil_reply(message, reply)
         self._said += 1
         return reply
+
+    def note_action(self, asked: str, said: str) -> None:
+        """See `NotesActions.note_action`."""
+        self._said += 1
+        if isinstance(self._inner, NotesActions):
+            self._inner.note_action(asked, said)
 
     # --------------------------------------------------------------------------------------- the opening
     def _spoil_opening(self, text: str) -> str:

@@ -94,7 +94,7 @@ def asking_actions(task: Task, seed: int) -> Iterator[Message]:
     elif kind == "other":
         yield _say(rng.choice(("Is there anything else?", "Who will look after it?", "Are you in a hurry?")))
     for index, step in enumerate(task.reference):
-        if step.kind == "ask":
+        if step.kind != "call":
             yield _say(step.text)
         else:
             call = ToolCall(id=f"m{index}", name=step.tool, arguments=json.dumps(step.arguments))

@@ -49,6 +49,8 @@ def personas() -> tuple[str, ...]:
 def facts_text(task: Task) -> str:
     """The user's facts as lines of a prompt."""
     lines = [f"- ({'tell' if f.stated else 'when asked'}) {f.sentence}" for f in task.facts]
+    if task.consent == "no":
+        lines.append("- (when asked for a go-ahead) No, I do not want that.")
     return "\n".join(lines) or "- nothing beyond what you want"
 
 
@@ -119,6 +121,11 @@ class ModelUser:
         text = self._speak()
         self._dialogue.append(Message(role="user", content=text))
         return UserReply(text)
+
+    def note_action(self, asked: str, said: str) -> None:
+        """See `NotesActions.note_action`: the model speaks on knowing of it."""
+        self._dialogue.append(Message(role="assistant", content=asked))
+        self._dialogue.append(Message(role="user", content=said))
 
     def _speak(self) -> str:
         """One turn that keeps the rules. Raises UserError."""

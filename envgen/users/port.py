@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 from envgen.errors import EnvgenError
 from envgen.types import Message, Task
@@ -56,6 +56,15 @@ class User(Protocol):
 
     def reply(self, message: str) -> UserReply:
         """The answer to a message of the agent that holds no tool call. Raises UserError."""
+        ...
+
+
+@runtime_checkable
+class NotesActions(Protocol):
+    """A user that keeps the conversation itself, and so wants to hear what was said for it."""
+
+    def note_action(self, asked: str, said: str) -> None:
+        """The agent asked for an action, and this was told of it (`envgen.users.actions`)."""
         ...
 
 

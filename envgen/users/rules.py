@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from envgen.types import Message, Task, UserFact
+from envgen.users.actions import requested
 from envgen.users.known import Known, sentences_of, small_talk, stem
 from envgen.users.port import NO_ERROR, FaultKind, UserVerdict
 from envgen.users.scripted import asks_for, words_of
@@ -96,7 +97,10 @@ class _Reading:
 
     def _turns(self) -> list[_Turn]:
         found: list[_Turn] = []
+        actions = self._task.user_actions
         for index, message in enumerate(self._transcript):
+            if index and actions and requested(actions, self._transcript[index - 1].content, ()) is not None:
+                continue  # the rule of dual control spoke, not the user
             if index and message.role == "user":
                 found.append(_Turn(index, message.content, self._transcript[index - 1].content))
         return found
@@ -198,7 +202,9 @@ class _Reading:
             fact for fact in asked if not says_value(turn.text, fact.value) or _bool_turned(turn.text, fact)
         ]
         if _AGREES.search(turn.text) and not strange:
-            wrong = [f for f in lacking if not says_value(turn.asked, f.value) and _offers(turn.asked, f)]
+            named = {w for f in asked if says_value(turn.asked, f.value) for w in f.ask_words}
+            # Of two facts with one name, the question need hold one.
+            wrong = [f for f in lacking if _offers(turn.asked, f) and not named.intersection(f.ask_words)]
             if wrong:
                 return _fault("wrong_value", turn.index, f"the user agrees, but {_knows(wrong[0])}")
             lacking = [fact for fact in lacking if not says_value(turn.asked, fact.value)]

@@ -6,7 +6,10 @@ Rules, in the order they are tried on a message of the agent that holds no tool 
 2. Not a question (no ``?`` in it): the agent is done; the user ends the conversation without a word.
 3. A question in which a word of some fact's ``ask_words`` stands: the user says all facts that match, in the
    order of the task. Facts stated in the instruction are repeated the same way, but only when no unstated
-   fact matches. Asking again gets the same answer.
+   fact matches. Asking again gets the same answer. Before that, in a task whose rules want a confirmation
+   before some call: a question for a go-ahead (as in 4) that asks for no unstated fact which was not told
+   yet, and proposes no other value than the user knows, gets a yes, or a no where the task says so
+   (``Task.consent``), as often as the reference asks and ``MAX_CONFIRMATIONS`` times more.
 4. A question that wants a go-ahead (``Shall I …?``, ``… correct?``): the user says to do what it asked for,
    ``MAX_CONFIRMATIONS`` times; the next such question ends the conversation.
 5. Any other question is answered once: "anything else?" with ``NO_MORE``; one that asks for a thing
@@ -22,13 +25,14 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from functools import cache
 from importlib import resources
 
 from envgen.runtime.context import mix
 from envgen.types import Task, UserFact
 from envgen.users.port import UserReply
-from envgen.users.speech import spoken_value
+from envgen.users.speech import entities, says_value, spoken_value
 
 GO_ON = "Please go on or tell me that you are done."
 NOTHING_TO_ADD = "I have nothing to add. Please go on."
@@ -36,6 +40,8 @@ CONFIRM = "Please go ahead with what I asked for."
 NO_MORE = "No, that is all."
 UNKNOWN = "I do not know that. Please go on."
 MAX_CONFIRMATIONS = 4
+YES = "Yes, please go ahead with what I asked for."
+DECLINE = "No, please do not do that."
 
 _WORD = re.compile(r"\w+")
 _CONFIRM = re.compile(
@@ -59,8 +65,13 @@ def _same(word: str, other: str) -> bool:
 def asks_for(message: str, fact: UserFact) -> bool:
     """True when one of the fact's ``ask_words`` stands in ``message`` (rule 3 of the module docstring,
     without the ``?``)."""
+    return holds_words(message, fact.ask_words)
+
+
+def holds_words(message: str, phrases: Iterable[str]) -> bool:
+    """True when the words of one of the phrases stand in ``message`` in a row."""
     said = words_of(message)
-    for phrase in fact.ask_words:
+    for phrase in phrases:
         wanted = words_of(phrase)
         if not wanted:
             continue
@@ -68,6 +79,15 @@ def asks_for(message: str, fact: UserFact) -> bool:
             if all(_same(w, s) for w, s in zip(wanted, said[start : start + len(wanted)], strict=True)):
                 return True
     return False
+
+
+def _proposes_other(message: str, facts: list[UserFact]) -> bool:
+    """True when a question holds values, and none of those that the facts it is about have: no case for a
+    yes."""
+    facts = [fact for fact in facts if not isinstance(fact.value, bool)]
+    if not facts or any(says_value(message, fact.value) for fact in facts):
+        return False
+    return bool(entities(message))
 
 
 @cache
@@ -92,6 +112,10 @@ class ScriptedUser:
         self._misses = 0
         self._confirmed = 0
         self._told: dict[str, int] = {}
+        confirms = any(rule.kind == "confirm_before" for rule in task.constraints)
+        self._consents = confirms or task.consent == "no"
+        asked = sum(step.kind == "ask" for step in task.reference)
+        self._patience = MAX_CONFIRMATIONS + (asked if confirms else 0)
 
     def opening(self) -> str:
         """The first message: the task's instruction, with a greeting where the wording varies."""
@@ -107,13 +131,18 @@ class ScriptedUser:
         if "?" not in message:
             return UserReply("", done=True)
         matching = [fact for fact in self._task.facts if asks_for(message, fact)]
+        if (
+            self._consents
+            and _CONFIRM.search(message)
+            and all(fact.stated or fact.name in self._told for fact in matching)
+            and not _proposes_other(message, matching)
+        ):
+            return self._consent()
         if matching:
             unstated = [fact for fact in matching if not fact.stated]
             return UserReply(" ".join(self._say(fact) for fact in unstated or matching))
         if _CONFIRM.search(message):
-            self._confirmed += 1
-            over = self._confirmed > MAX_CONFIRMATIONS
-            return UserReply("", done=True) if over else self._answer("confirm", CONFIRM)
+            return self._consent()
         self._misses += 1
         if self._misses > 1:
             return UserReply("", done=True)
@@ -123,11 +152,21 @@ class ScriptedUser:
             return self._answer("unknown", UNKNOWN)
         return self._answer("nothing", NOTHING_TO_ADD)
 
+    def _consent(self) -> UserReply:
+        self._confirmed += 1
+        if self._confirmed > self._patience:
+            return UserReply("", done=True)
+        if not self._consents:
+            return self._answer("confirm", CONFIRM)
+        if self._task.consent == "no":
+            return self._answer("decline", DECLINE)
+        return self._answer("consent", YES)
+
     def _say(self, fact: UserFact) -> str:
-        if self._seed is None:
-            return fact.sentence
         told = self._told.get(fact.name, 0)
         self._told[fact.name] = told + 1
+        if self._seed is None:
+            return fact.sentence
         value = spoken_value(fact)
         if value is None:  # its own sentence says it some other way, which is then the only safe one
             return fact.sentence

@@ -8,12 +8,12 @@ import pytest
 
 from autoforge_jax.config import ERPOConfig, RolloutConfig
 from autoforge_jax.errors import ConfigError
-from autoforge_jax.rollout.collect import Collection, collect, task_order
+from autoforge_jax.rollout.collect import Collection, collect, collection_metrics, rewarded, task_order
 from autoforge_jax.rollout.conditions import Conditions
 from autoforge_jax.rollout.episode import reference_actions
 from autoforge_jax.rollout.jobs import TaskItem, stable_hash
-from autoforge_jax.types import SampleRequest
-from envgen.interface import UserVerdict
+from autoforge_jax.types import SampleRequest, Trajectory, TrajectoryGroup
+from envgen.interface import Message, ToolCall, UserVerdict
 from tests.autoforge_jax.mock_rollout import Recorder, bundle, items, renderer
 
 ROLLOUT = RolloutConfig(slots=8, max_trajectory_tokens=1200, max_turn_tokens=90)
@@ -124,6 +124,52 @@ def test_an_environment_with_too_few_groups_is_left_out() -> None:
     flat = {f"task-{i}": "none" for i in range(1, 6)}
     assert len(collected(playing(flat), todo).selected) == 2
     assert collected(playing(flat), todo, min_groups_per_environment=2).selected == ()
+
+
+def test_partial_credit_is_the_reward_only_where_the_config_says_so() -> None:
+    """Odd samples make one change too many. Both numbers stand beside each other under both rewards."""
+    todo = [item for item in many(3) if item[1].id == "task-0"]
+    task = todo[0][1]
+    steps = reference_actions(task)
+    extra = ToolCall(id="x", name="create_note", arguments='{"notebook_id": "NB1", "title": "Extra"}')
+    actions = [*steps[:-1], Message(role="assistant", tool_calls=(extra,)), steps[-1]]
+    played = [renderer().action_ids(action) for action in steps]
+    spoilt = [renderer().action_ids(action) for action in actions]
+
+    def script(request: SampleRequest, turn: int) -> Any:
+        odd = int(request.session_id.split("/")[-1]) % 2
+        return (spoilt if odd else played)[turn]
+
+    by = {r: collected(Recorder(script), todo, reward=r) for r in ("success", "partial_credit")}
+    for result in by.values():
+        (group,) = result.groups
+        assert [t.success for t in group.trajectories] == [True, False, True, False]
+        credit = [t.partial_credit for t in group.trajectories]
+        assert credit[::2] == [1.0, 1.0] and all(0 <= c < 1 for c in credit[1::2])
+        assert result.metrics["rollout/success"] == 0.5
+        assert result.metrics["rollout/partial_credit"] == pytest.approx(sum(credit) / 4)
+    assert [t.reward for t in by["success"].groups[0].trajectories] == [1.0, 0.0, 1.0, 0.0]
+    (group,) = by["partial_credit"].groups
+    assert [t.reward for t in group.trajectories] == [t.partial_credit for t in group.trajectories]
+    metrics = by["partial_credit"].metrics
+    assert metrics["rollout/reward"] == metrics["rollout/partial_credit"]
+
+
+def test_partial_credit_gives_a_signal_where_nobody_succeeds() -> None:
+    todo = [item for item in many(3) if item[1].id == "task-0"]
+    half = replace_credit((0.5, 0.0, 0.5, 0.0))
+    assert rewarded(half[0], "success").reward == 0.0
+    group = TrajectoryGroup("task-0", todo[0][0].environment_id, half)
+    learned = replace(group, trajectories=tuple(rewarded(t, "partial_credit") for t in half))
+    assert not group.mixed and learned.mixed
+    metrics = collection_metrics([learned], [learned])
+    assert metrics["rollout/all_failure_groups"] == 1.0 and metrics["rollout/reward"] == 0.25
+
+
+def replace_credit(credits: tuple[float, ...]) -> tuple[Trajectory, ...]:
+    """Failed trajectories of one task with these partial credits."""
+    (group,) = collected(playing({"task-0": "none"}), [i for i in many(3) if i[1].id == "task-0"]).groups
+    return tuple(replace(t, partial_credit=c) for t, c in zip(group.trajectories, credits, strict=True))
 
 
 def test_metrics_per_environment_add_up() -> None:

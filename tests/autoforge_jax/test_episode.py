@@ -34,6 +34,7 @@ from envgen.interface import (
     open_env,
 )
 from tests.autoforge_jax.mock_rollout import Recorder, bundle, items, renderer, tokenizer
+from tests.envgen.dual_domain import ASK, dual_bundle
 
 SAMPLING = SamplingParams(temperature=0.7, top_p=0.9, top_k=5)
 LIMITS = EpisodeLimits(max_turns=6, max_turn_tokens=60, max_trajectory_tokens=900)
@@ -389,3 +390,16 @@ def test_limits_come_from_the_config() -> None:
     whole = BatchConfig(row_tokens=120, prefix_tokens=0)
     assert EpisodeLimits.of(config, whole) == EpisodeLimits.of(config)
     assert EpisodeLimits.of(config).env == EnvLimits(max_turns=3, max_tool_calls=5, max_tool_errors=2)
+
+
+def test_a_reference_asks_the_user_to_act_and_its_tools_stay_out_of_the_prompt() -> None:
+    """Dual control through the trainer's own loop: the request is an ordinary message of the agent."""
+    dual = dual_bundle()
+    played = reference_trajectory(
+        dual, dual.tasks[0], renderer(), EpisodeLimits(max_turns=9, max_trajectory_tokens=5000)
+    )
+    assert played.success and played.partial_credit == 1.0
+    assert [turn.action.content for turn in played.turns if turn.action.content] == [ASK, "Done."]
+    assert played.tool_calls == len(played.turns) - 2
+    prefix = renderer().tokenizer.decode(played.token_ids[: played.prefix_length])
+    assert "update_note" in prefix and "delete_note" not in prefix

@@ -131,6 +131,21 @@ def test_lint(run, examples_dir: Path) -> None:
     assert "binary-output" in done.out
 
 
+def test_synth_with_go_aheads_and_tools_of_the_user(run, tmp_path: Path, examples_dir: Path) -> None:
+    document, target = examples_dir / "museum_openapi31.yaml", tmp_path / "dual"
+    base = ["synth", document, "-o", target, "--tasks", 4, "--heldout", 1, "--seed", 1]
+    refused = run(*base, "--user-tool", "listSpecialEvents")
+    assert refused.code == 2 and "listSpecialEvents" in refused.err and "deleteSpecialEvent" in refused.err
+    assert not target.exists()
+    assert run(*base, "--confirm-writes", "delete", "--user-tool", "create").code == 0
+    made = load_bundle(target)
+    assert {tool.name for tool in made.user_tools} == {"createSpecialEvent", "buyMuseumTickets"}
+    acting = next(t for t in made.tasks if t.user_actions)
+    assert "(the user calls " in run("show", target, acting.id).out
+    assert "(the user's)" in run("show", target).out
+    assert run("validate", target).code == 0
+
+
 def test_synth_account(run, tmp_path: Path, examples_dir: Path, bundle: Bundle) -> None:
     document = examples_dir / "museum_openapi31.yaml"
     done = run("synth", document, "-o", tmp_path / "m", "--tasks", 5, "--heldout", 2, "--seed", 3)

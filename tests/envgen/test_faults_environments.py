@@ -1,4 +1,4 @@
-"""FAULTS.md 3 to 9 and 11 by name (1 and 2: ``test_faults_grading``; 10, users, has tests of its own)."""
+"""FAULTS.md 3 to 9 and 11 by name (1 and 2: ``test_faults_grading``; 10, users: ``test_faults_users``)."""
 
 from __future__ import annotations
 

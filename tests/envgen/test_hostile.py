@@ -99,7 +99,13 @@ def arena(folder: Path, source: str, limits: WorkerLimits, program: str | None, 
     extra = [
         AgentTool(name=n, description="", parameters=parameters) for n in sorted(pool.tool_names - known)
     ]
-    runtime = EnvRuntime({}, compile_tools([*BUNDLE.tools, *extra]), styles, ("notebooks", "notes"), pool)
+    runtime = EnvRuntime(
+        tools={},
+        table=compile_tools([*BUNDLE.tools, *extra]),
+        styles=styles,
+        collections=("notebooks", "notes"),
+        pool=pool,
+    )
     aims = {
         "secret": str(secret),
         "canary": str(canary),

@@ -138,13 +138,17 @@ class IsolatedEpisode:
         self._number = 0
         self._drop: weakref.finalize[Any, Any] | None = None
 
-    def call(self, name: str, arguments: str | Mapping[str, Any]) -> ToolOutcome:
-        """One call of the agent, as ``tools.call_tool`` answers it.
+    def call(
+        self, name: str, arguments: str | Mapping[str, Any], table: ToolTable | None = None
+    ) -> ToolOutcome:
+        """One call, as ``tools.call_tool`` answers it; of the tools in ``table`` where one is given.
 
         Raises ToolDefect when the function broke, ToolBreach (its ``reason`` names the ending) when it broke
         a limit; the changes of such a call are not kept.
         """
-        checked = checked_call(self._pool.tool_names, self._table, name, arguments)
+        checked = checked_call(
+            self._pool.tool_names, self._table if table is None else table, name, arguments
+        )
         if isinstance(checked, ToolOutcome):
             return checked
         status, value, text = self._ask(name, "call", name, checked)
