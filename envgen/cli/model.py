@@ -95,20 +95,15 @@ def show_model(made: ModelDraft, budget: Budget) -> None:
     """What the model was asked, and what its answers were refused for."""
     out = console()
     rows = table("question", "tries", "refused for")
-    tries = Counter((a.stage, a.subject) for a in made.attempts)
-    for (stage, subject), number in tries.items():
-        problems = [
-            a.problem for a in made.attempts if (a.stage, a.subject) == (stage, subject) and a.problem
-        ]
+    tries = Counter(f"{a.stage} {a.subject}" for a in made.attempts)
+    for question, number in tries.items():
+        problems = [a.problem for a in made.attempts if a.problem and f"{a.stage} {a.subject}" == question]
         for line, problem in enumerate(problems or [""]):
-            first = (f"{stage} {subject}", str(number)) if line == 0 else ("", "")
+            first = (question, str(number)) if line == 0 else ("", "")
             rows.add_row(*(cell(text) for text in first), cell(problem[:300]))
     out.print(rows)
     prompt = sum(a.prompt_tokens for a in made.attempts)
     completion = sum(a.completion_tokens for a in made.attempts)
-    cost = (
-        f", cost {budget.cost(prompt, completion):.4f}"
-        if budget.prompt_price or budget.completion_price
-        else ""
-    )
+    priced = budget.prompt_price or budget.completion_price
+    cost = f", cost {budget.cost(prompt, completion):.4f}" if priced else ""
     out.print(f"{len(made.attempts)} answers, {prompt} prompt and {completion} answer tokens{cost}")

@@ -183,8 +183,8 @@ def make_bundle(
     progress: Progress | None = None,
     provenance: Mapping[str, Any] | None = None,
 ) -> Bundle:
-    """`synthesize` from a draft on: graph, tasks, certificates, splits. ``provenance``: what the manifest says
-    of the proposer, where it was not the rules."""
+    """`synthesize` from a draft on: graph, tasks, certificates, splits. ``provenance``: what the manifest
+    says of the proposer, where it was not the rules."""
     started = time.perf_counter()
     bench = workbench(build_catalog(draft), environment_identity(draft), seed)
     sampler = _TaskSampler(bench, seed, max_difficulty, progress)

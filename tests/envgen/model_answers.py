@@ -1,5 +1,5 @@
-"""Answers for the model proposer, WRITTEN FOR TESTS: no language model was asked. They play a model that reads
-the shipped checklist document: its structure, and one statement and function per tool.
+"""Answers for the model proposer, WRITTEN FOR TESTS: no language model was asked. They play a model that
+reads the shipped checklist document: its structure, and one statement and function per tool.
 
 ``python -m tests.envgen.model_answers`` writes the recording ``data_model_checklist.jsonl`` anew; do so after
 a change of prompts or answer forms.
@@ -225,7 +225,7 @@ def with_repairs(subject: str, number: int, text: str) -> str:
         tree["statement"]["writes"] = tree["statement"]["writes"][1:]
     elif subject == "toggle_subtask_completion" and number == 0:
         tree["code"] = tree["code"].replace("not row", "row")
-    elif subject == "delete_group" and number < 2:
+    elif subject == "delete_subtask" and number < 2:
         tree["code"] = "import os\n" + tree["code"]
     else:
         return text

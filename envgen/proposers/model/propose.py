@@ -219,7 +219,11 @@ def _drop_dependent(
     while True:
         left = [*kept, *(m.semantics for m in made.values())]
         shown = {
-            o.collection for s in left for o in s.outputs if o.field == schema.collection(o.collection).key
+            o.collection
+            for s in left
+            if s.key is None  # a tool that wants the key does not find it
+            for o in s.outputs
+            if o.field == schema.collection(o.collection).key
         }
         gone: dict[str, str] = {}
         for name, item in made.items():
