@@ -262,13 +262,7 @@ def test_what_depends_on_a_dropped_tool_is_dropped_with_it(examples_dir: Path) -
     client = written.player(lambda s, n, t: "{" if s in ("list_groups", "create_group") else t)
     made = propose_with_model(small(examples_dir, *names), client, ONCE)
     refused = {d.tool: d.reason for d in made.draft.decisions if not d.implemented}
-    assert set(refused) == {
-        "list_groups",
-        "create_group",
-        "list_task_lists",
-        "create_task_list",
-        "delete_task",
-    }
+    assert set(refused) == set(names[5:])
     assert "needs a key of groups" in refused["list_task_lists"]
     assert "refused: list_groups, create_group" in refused["list_task_lists"]
     assert "needs a key of tasks" in refused["delete_task"]
@@ -343,10 +337,7 @@ def test_hybrid_asks_nothing_where_the_rules_have_everything(examples_dir: Path)
 def test_hybrid_keeps_the_rules_tools_and_adds_what_they_refuse(examples_dir: Path) -> None:
     fields = [written.field("server_name", required=True), written.field("version", required=True)]
     info = written.collection("server_infos", "server info", "id", fields) | {"singleton": True}
-    outputs = [
-        {"path": "info.server_name", "field": "server_name"},
-        {"path": "info.version", "field": "version"},
-    ]
+    outputs = [{"path": f"info.{name}", "field": name} for name in ("server_name", "version")]
     lines = [
         "def get_server_info(state, ctx, /):",
         '    row = require(state, "server_infos", "self", "There is no server.")',
@@ -370,7 +361,7 @@ Our service keeps shelves. You can ask for all shelves with list_shelves, and ad
 one with add_shelf by giving its name. A shelf that is not needed any more is thrown out with
 drop_shelf; say which one by its shelf_id.
 
-(This sentence only makes the document long enough to be taken for what it is, which is plain prose for people.)
+(This sentence only makes the document long enough to be taken for what it is, plain prose for people.)
 """
 
 
@@ -378,9 +369,8 @@ def shelf_answers(quote: str = "ask for all shelves with list_shelves") -> list[
     """Answers for the prose above."""
 
     def tool(name: str, quote: str, *params: str) -> dict[str, Any]:
-        rows = [
-            {"name": p, "type": "string", "required": True, "description": "", "enum": []} for p in params
-        ]
+        plain = {"type": "string", "required": True, "description": "", "enum": []}
+        rows = [{"name": p, **plain} for p in params]
         return {"name": name, "description": name, "quote": quote, "params": rows}
 
     tools = [
@@ -388,9 +378,8 @@ def shelf_answers(quote: str = "ask for all shelves with list_shelves") -> list[
         tool("add_shelf", "add\none with add_shelf by giving its name", "name"),
         tool("drop_shelf", "say which one by its shelf_id", "shelf_id"),
     ]
-    shelves = written.collection(
-        "shelves", "shelf", "shelf_id", [written.field("name", required=True)], "name"
-    )
+    fields = [written.field("name", required=True)]
+    shelves = written.collection("shelves", "shelf", "shelf_id", fields, "name")
     shown = [{"path": f"[].{name}", "field": name} for name in ("shelf_id", "name")]
     key = [{"path": "shelf_id", "field": "shelf_id"}]
     answers = [

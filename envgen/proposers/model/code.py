@@ -56,6 +56,11 @@ def check_form(code: str, spec: ToolSpec) -> str:
     return text
 
 
+def function_names(source: str) -> set[str]:
+    """The functions of a module that our templates wrote."""
+    return {node.name for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)}
+
+
 def assemble(schema: StateSchema, kept: tuple[ToolSemantics, ...], functions: Mapping[str, str]) -> str:
     """Text of ``tools.py``: our templates' functions for ``kept``, then the model's, then the table.
 

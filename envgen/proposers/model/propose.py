@@ -14,7 +14,7 @@ from envgen.errors import ProseError, RefusedDocument
 from envgen.llm.port import ChatClient
 from envgen.proposers.model.answers import StructureAnswer, ToolAnswer
 from envgen.proposers.model.asking import Asker, AskSettings, Attempt, NoAnswer, Wrong
-from envgen.proposers.model.code import assemble, check_form, function_head
+from envgen.proposers.model.code import assemble, check_form, function_head, function_names
 from envgen.proposers.model.prompts import prompt_hashes, render
 from envgen.proposers.model.prose import read_prose
 from envgen.proposers.model.statements import build_statement, hidden_params
@@ -23,11 +23,14 @@ from envgen.proposers.model.trials import try_function
 from envgen.proposers.rules import propose as propose_by_rules
 from envgen.proposers.rules.describe import agent_tool, json_schema, policy_text
 from envgen.proposers.rules.propose import check_usable, slug
-from envgen.synthesis.schema import field_of
+from envgen.proposers.rules.words import a
+from envgen.synthesis.schema import children_of, field_of
+from envgen.synthesis.source_text import identifier
 from envgen.tooldocs.read import read_tool_doc
 from envgen.types import (
     EnvironmentDraft,
     LintFinding,
+    Precondition,
     StateSchema,
     ToolDecision,
     ToolDoc,
@@ -87,7 +90,9 @@ def propose_with_model(
     made: dict[str, _Made] = {}
     reasons: dict[str, str] = {}
     if wanted or schema is None:
-        schema = _structure(doc, wanted, schema, asker)
+        before, schema = schema, _structure(doc, wanted, schema, asker)
+        if before is not None:
+            kept = tuple(_with_new_children(sem, before, schema) for sem in kept)
         made, reasons = _tools(doc, wanted, schema, asker)
     draft = _draft(doc, schema, kept, made, reasons)
     return ModelDraft(doc, draft, tuple(_in_order(asker.attempts, doc)), hybrid)
@@ -124,6 +129,26 @@ def _structure(doc: ToolDoc, wanted: list[ToolSpec], kept: StateSchema | None, a
         message = f"{doc.source}: no environment: the model's state structure cannot be used: {error}"
         finding = LintFinding(level="refusal", code="no-state", message=str(error))
         raise RefusedDocument(message, (finding,)) from error
+
+
+def _with_new_children(sem: ToolSemantics, before: StateSchema, after: StateSchema) -> ToolSemantics:
+    """A delete of the rules keeps records that a new collection refers to: nothing is left dangling."""
+    if sem.verb != "delete":
+        return sem
+    old = set(children_of(before, sem.collection))
+    noun = after.collection(sem.collection).entity
+    rules = tuple(
+        Precondition(
+            kind="no_children",
+            collection=child,
+            field=name,
+            message=f"This {noun} still has {a(after.collection(child).entity)}.",
+            provenance="assumption: a record that others refer to is kept",
+        )
+        for child, name in children_of(after, sem.collection)
+        if (child, name) not in old
+    )
+    return sem.model_copy(update={"preconditions": (*sem.preconditions, *rules)}) if rules else sem
 
 
 def _tools(
@@ -184,6 +209,7 @@ def _draft(
     made: dict[str, _Made],
     reasons: dict[str, str],
 ) -> EnvironmentDraft:
+    _drop_namesakes(schema, kept, made, reasons)
     _drop_dependent(schema, kept, made, reasons)
     order = {tool.name: number for number, tool in enumerate(doc.tools)}
     model = {name: made[name].semantics for name in sorted(made, key=order.__getitem__)}
@@ -210,6 +236,18 @@ def _draft(
         policy=policy_text(schema, semantics),
         decisions=decisions,
     )
+
+
+def _drop_namesakes(
+    schema: StateSchema, kept: tuple[ToolSemantics, ...], made: dict[str, _Made], reasons: dict[str, str]
+) -> None:
+    """Refuse tools whose functions would have a name that the module has already."""
+    taken = function_names(assemble(schema, kept, {}))
+    for name in list(made):
+        if identifier(name) in taken:
+            reasons[name] = f"its function would be a second {identifier(name)!r} in the module"
+            del made[name]
+        taken.add(identifier(name))
 
 
 def _drop_dependent(

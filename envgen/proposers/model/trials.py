@@ -7,6 +7,7 @@ otherwise the second time is found here, before any task is made.
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import date
@@ -47,6 +48,7 @@ LEAST_SUCCESSES = 3
 LEAST_REFUSALS = 2
 LIMITS = WorkerLimits(call_timeout_s=2.0)
 """A tool that takes longer than two seconds on a dozen records does not end."""
+_loading = threading.Lock()  # the table of loaded modules is shared by the threads that ask
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,8 @@ def try_function(schema: StateSchema, sem: ToolSemantics, spec: ToolSpec, code: 
     if not is_vetted(draft):
         raise Wrong("names, parameters and texts of the statement must be plain, and fit the state structure")
     try:
-        oracle = load_tools(draft.source)
+        with _loading:
+            oracle = load_tools(draft.source)
     except UnsafeCodeError as error:
         raise Wrong(f"no function can be written from the statement: {error}") from error
     pool: WorkerPool | None = None
