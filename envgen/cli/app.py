@@ -127,6 +127,10 @@ def synth_command(
     from envgen.llm.budget import Budget
     from envgen.proposers.model.asking import AskSettings
 
+    if cost_budget and not any(prices):
+        raise typer.BadParameter(
+            "--cost-budget without prices; give --prices PROMPT ANSWER per million tokens"
+        )
     options = ModelOptions(
         **asked,
         proposer=proposer,

@@ -143,6 +143,14 @@ def said(**changes: Any) -> Callable[[str], str]:
     return spoil
 
 
+def lie(text: str) -> str:
+    """An update that answers the changed record and changes nothing."""
+    line = next(x for x in text.splitlines() if "state.update(" in x)
+    told = line.split("project_id, ", 1)[1].removesuffix(")")
+    start, _, _ = text.replace(line, "    pass").rpartition("    return ")
+    return f"{start}    return {{**row, **{told}}}"
+
+
 HOSTILE: dict[str, tuple[str, Callable[[str], str], str]] = {
     "truncated": ("update_project", lambda t: t[:-40], "not valid JSON"),
     "prose": ("update_project", lambda t: "Sure! Here is the tool.", "not valid JSON"),
@@ -159,13 +167,9 @@ HOSTILE: dict[str, tuple[str, Callable[[str], str], str]] = {
         first("for i in range(1000000):", "    for j in range(1000000):", "        pass"),
         "did not answer within",
     ),
-    "memory": ("update_project", first('x = "x" * 4000000000'), "MemoryError"),
+    "memory": ("update_project", first('x = "x" * 4000000000'), "of memory"),
     "crash": ("update_project", first("x = {}['gone']"), "KeyError"),
-    "lies about success": (
-        "update_project",
-        code(lambda t: t.replace("state.update(", "given(dict(a=1)) or (")),
-        "",
-    ),
+    "lies about success": ("update_project", code(lie), "the function leaves"),
     "does nothing": (
         "delete_project",
         code(lambda t: "\n".join(x for x in t.splitlines() if 'state.delete("projects"' not in x)),
@@ -214,7 +218,7 @@ HOSTILE: dict[str, tuple[str, Callable[[str], str], str]] = {
 def test_a_hostile_or_broken_answer_does_not_ship(name: str, examples_dir: Path) -> None:
     tool, spoil, reason = HOSTILE[name]
     client = written.player(lambda subject, number, text: spoil(text) if subject == tool else text)
-    doc = small(examples_dir, *PROJECTS, "get_all_tasks")
+    doc = small(examples_dir, "list_projects", "create_project", tool)
     try:
         made = propose_with_model(doc, client, ONCE)
     except RefusedDocument as error:  # without the list nothing can be looked up
@@ -348,7 +352,7 @@ def test_hybrid_keeps_the_rules_tools_and_adds_what_they_refuse(examples_dir: Pa
     made = propose_with_model(examples_dir / "toucan_scheduler_tools.json", client, hybrid=True)
     by_rules = propose(made.doc)
     assert all(d.implemented for d in made.draft.decisions)
-    assert set(by_rules.semantics) < set(made.draft.semantics)
+    assert all(sem in made.draft.semantics for sem in by_rules.semantics)
     assert made.draft.source.startswith(by_rules.source[: by_rules.source.index("TOOLS = {")].rstrip())
     assert not is_vetted(made.draft) and made.provenance["proposer"] == "hybrid"
     bundle = make_bundle(made.doc, made.draft, tasks=3, heldout=1, seed=0)
