@@ -42,6 +42,7 @@ PROJECTS = ("list_projects", "create_project", "get_project", "update_project", 
 
 
 # ------------------------------------------------------------------------------------------------ recorded
+@pytest.mark.slow
 def test_a_recorded_synthesis_with_repairs_is_certified_without_a_model(examples_dir: Path) -> None:
     made = propose_with_model(examples_dir / CHECKLIST, ReplayClient(written.RECORDING))
     refused = {d.tool: d.reason for d in made.draft.decisions if not d.implemented}
@@ -59,6 +60,7 @@ def test_a_recorded_synthesis_with_repairs_is_certified_without_a_model(examples
     assert bundle.manifest["proposer"] == "model"
 
 
+@pytest.mark.slow
 def test_the_command_asks_a_server_and_a_rerun_asks_nothing(
     examples_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -82,8 +84,8 @@ def test_the_command_asks_a_server_and_a_rerun_asks_nothing(
             with pytest.raises(SystemExit) as ended:
                 main([*arguments, "--base-url", server.base_url, "-o", str(tmp_path / name)])
             assert ended.value.code == 0
-        assert len(server.requests) == 25
-    assert "25 answers, 175 prompt and 75 answer tokens, cost 0.0003" in capsys.readouterr().out
+        assert len(server.requests) == 27
+    assert "27 answers, 189 prompt and 81 answer tokens, cost 0.0004" in capsys.readouterr().out
     first, second = load_bundle(tmp_path / "first"), load_bundle(tmp_path / "second")
     assert first.content_hash == second.content_hash
     assert all(c.certified for c in validate(first))
