@@ -433,8 +433,10 @@ def test_a_tool_that_the_prose_does_not_speak_of_is_invented_and_refused(tmp_pat
         propose_with_model(path, client, ONCE)
 
 
-def test_the_texts_of_a_json_file_are_its_prose(shared_tooldocs: Path) -> None:
+def test_the_texts_of_a_json_file_are_its_prose(tmp_path: Path) -> None:
+    path = tmp_path / "shelves.json"
+    path.write_text(json.dumps({"Name": "Shelves", "About": PROSE}), encoding="utf-8")
     client = ScriptedClient(["{}"])
     with pytest.raises(DocumentError, match="does not fit the schema"):
-        propose_with_model(shared_tooldocs / "toolalpaca_auth0_plaintext.json", client, ONCE)
-    assert 'Parameters: {"provider": "Required.' in client.requests[0].messages[1].content
+        propose_with_model(path, client, ONCE)
+    assert f"Name: Shelves\n\nAbout: {PROSE}" in client.requests[0].messages[1].content
