@@ -2,6 +2,7 @@
 
     EnvgenError
     ├── DocumentError     a tool document cannot be read (not JSON/YAML, no tools, circular, too big)
+    │   └── ProseError    it is prose, which takes a language model to read
     ├── RefusedDocument   it was read, and no environment can be made of it; carries the findings
     ├── BundleError       a bundle on disk is missing, corrupted, of another version, or has unknown fields
     ├── UnsafeCodeError   generated Python breaks the static allow-list
@@ -29,6 +30,10 @@ class EnvgenError(Exception):
 
 class DocumentError(EnvgenError):
     """A tool document cannot be read."""
+
+
+class ProseError(DocumentError):
+    """A document describes its tools in prose: only a language model can read it."""
 
 
 class RefusedDocument(EnvgenError):

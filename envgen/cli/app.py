@@ -73,6 +73,33 @@ def synth_command(
         list[str] | None,
         typer.Option(metavar="TOOL|VERB", help="Tool that only the user holds; may be repeated."),
     ] = None,
+    proposer: Annotated[
+        str, typer.Option(help="rules (no model), model, or hybrid (a model for what the rules refuse).")
+    ] = "rules",
+    base_url: Annotated[
+        str, typer.Option(metavar="URL", help="OpenAI-compatible server, up to /v1 (model, hybrid).")
+    ] = "",
+    model: Annotated[str, typer.Option(help="Name of the model there.")] = "",
+    api_key_env: Annotated[
+        str, typer.Option(metavar="VARIABLE", help="Environment variable with the server's key.")
+    ] = "",
+    cache: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Keep the model's answers here; a rerun resumes.")
+    ] = None,
+    record: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Append every call and answer here (JSON lines).")
+    ] = None,
+    replay: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Take the answers from a record; no model is asked.")
+    ] = None,
+    token_budget: Annotated[int, typer.Option(min=0, help="Tokens the model may use; 0: no limit.")] = 0,
+    cost_budget: Annotated[float, typer.Option(min=0, help="Money it may cost; 0: no limit.")] = 0.0,
+    prices: Annotated[
+        tuple[float, float], typer.Option(help="Price of a million prompt tokens and answer tokens.")
+    ] = (0.0, 0.0),
+    tries: Annotated[int, typer.Option(min=1, help="Answers to one question, repairs included.")] = 3,
+    answer_tokens: Annotated[int, typer.Option(min=64, help="Tokens of one answer, with thinking.")] = 8192,
+    concurrency: Annotated[int, typer.Option(min=1, help="Questions to the model at once.")] = 4,
 ) -> None:
     """Make an environment and tasks out of DOC, certify every task, and write them to BUNDLE.
 
@@ -80,26 +107,67 @@ def synth_command(
     """
     from envgen.cli.views import progress_bar, show_account
     from envgen.store import write_bundle
-    from envgen.synthesis.pipeline import synthesize
+    from envgen.synthesis.pipeline import make_bundle, synthesize
 
     if heldout >= tasks:
         raise typer.BadParameter(f"--heldout {heldout} of --tasks {tasks} leaves none to train on; lower it")
     _check_target(output)
-    document = _documents(docs, mcp)
+    asked = {"base_url": base_url, "model": model, "api_key_env": api_key_env}
+    if proposer == "rules":
+        for option, value in {**asked, "cache": cache, "record": record, "replay": replay}.items():
+            if value:
+                raise typer.BadParameter(f"--{option.replace('_', '-')} needs --proposer model or hybrid")
+        document = _documents(docs, mcp)
+        with progress_bar() as progress:
+            bundle = synthesize(
+                document,
+                tasks=tasks,
+                heldout=heldout,
+                seed=seed,
+                max_difficulty=max_difficulty,
+                name=name,
+                confirm_writes=confirm_writes or (),
+                user_tools=user_tool or (),
+                progress=progress,
+            )
+            write_bundle(bundle, output)
+        show_account(bundle, output)
+        return
+    from envgen.cli.model import ModelOptions, propose_for, show_model
+    from envgen.llm.budget import Budget
+    from envgen.proposers.model.asking import AskSettings
+
+    if cost_budget and not any(prices):
+        raise typer.BadParameter(
+            "--cost-budget without prices; give --prices PROMPT ANSWER per million tokens"
+        )
+    options = ModelOptions(
+        **asked,
+        proposer=proposer,
+        cache=cache,
+        record=record,
+        replay=replay,
+        budget=Budget(token_budget, cost_budget, *prices),
+        asking=AskSettings(tries=tries, max_tokens=answer_tokens, concurrency=concurrency),
+    )
+    made = propose_for(docs or [], mcp or [], options)
+    draft = made.draft if name is None else made.draft.model_copy(update={"name": name})
     with progress_bar() as progress:
-        bundle = synthesize(
-            document,
+        bundle = make_bundle(
+            made.doc,
+            draft,
             tasks=tasks,
             heldout=heldout,
             seed=seed,
             max_difficulty=max_difficulty,
-            name=name,
             confirm_writes=confirm_writes or (),
             user_tools=user_tool or (),
             progress=progress,
+            provenance=made.provenance,
         )
         write_bundle(bundle, output)
     show_account(bundle, output)
+    show_model(made, options.budget)
 
 
 @app.command("validate")

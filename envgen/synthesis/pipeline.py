@@ -6,9 +6,10 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from envgen.errors import RefusedDocument, TaskError
 from envgen.proposers.rules import propose
@@ -196,8 +197,10 @@ def make_bundle(
     confirm_writes: Sequence[str] = (),
     user_tools: Sequence[str] = (),
     progress: Progress | None = None,
+    provenance: Mapping[str, Any] | None = None,
 ) -> Bundle:
-    """`synthesize` from a draft on: graph, tasks, certificates, splits."""
+    """`synthesize` from a draft on: graph, tasks, certificates, splits. ``provenance``: what the manifest
+    says of the proposer, where it was not the rules."""
     started = time.perf_counter()
     draft = held_by_user(draft, writers_named(draft, user_tools, "user tool"))
     draft, rules = confirmed(draft, writers_named(draft, confirm_writes, "confirm writes"))
@@ -240,6 +243,7 @@ def make_bundle(
     chosen = set(ids[:heldout])
     return replace(
         bundle,
+        manifest={**bundle.manifest, **(provenance or {})},
         certificates=tuple(Certificate(task_id=task.id, gates=gates) for task, gates in kept),
         splits={
             "train": tuple(task.id for task, _ in kept if task.id not in chosen),

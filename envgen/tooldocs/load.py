@@ -50,6 +50,32 @@ def load(path: Path) -> Loaded:
     return Loaded(_checked(tree, path.name), path.name, sha256, lines, folder=path.parent)
 
 
+def read_text(path: Path) -> tuple[str, str]:
+    """The text of a file that is prose, and the SHA-256 of its bytes. Of a JSON file: the texts in it, each
+    after its name. Raises DocumentError."""
+    data = _read_bytes(path)
+    text = _decode(data, path.name)
+    _check_text(text, path.name)
+    if text.lstrip()[:1] in ("{", "["):
+        try:
+            tree = _checked(_parse_json(text, path.name), path.name)
+        except json.JSONDecodeError:
+            tree = text
+        text = "\n\n".join(_texts(tree, ""))
+    return text, hashlib.sha256(data).hexdigest()
+
+
+def _texts(tree: Any, name: str) -> list[str]:
+    if isinstance(tree, str):
+        return [f"{name}: {tree}" if name else tree]
+    if isinstance(tree, dict):
+        members = cast("dict[str, Any]", tree)
+        return [text for key, value in members.items() for text in _texts(value, key)]
+    if isinstance(tree, list):
+        return [text for value in cast("list[Any]", tree) for text in _texts(value, name)]
+    return []
+
+
 def load_value(tree: Any, source: str) -> Loaded:
     """A tree that came from elsewhere than a file (a live server), within the same limits."""
     tree = _checked(tree, source)

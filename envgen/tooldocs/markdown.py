@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from envgen.errors import DocumentError
+from envgen.errors import ProseError
 from envgen.tooldocs.load import Loaded
 from envgen.tooldocs.markdown_blocks import Fence, Item, Section, Table, Text, parse_markdown
 from envgen.tooldocs.markdown_params import Params, output_of_fence, output_of_items, plain
@@ -67,7 +67,7 @@ def read_markdown(loaded: Loaded) -> ToolDoc:
         for draft in _drafts(section, inside=bool(sections)):
             _add(drafts, draft)
     if not drafts or (not sections and len(drafts) < 2):
-        raise DocumentError(
+        raise ProseError(
             f"{loaded.source}: this Markdown lists no tools (under a heading that speaks of tools: a list, a "
             f"table or a heading per tool, its name in code or bold type); {NO_MODEL}"
         )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from envgen.errors import DocumentError
+from envgen.errors import DocumentError, ProseError
 from envgen.tooldocs.foreign import refusal
 from envgen.tooldocs.functions import is_tool_list, read_tool_list
 from envgen.tooldocs.labelled import labelled_text, read_labelled
@@ -14,6 +14,7 @@ from envgen.tooldocs.listing import find_list
 from envgen.tooldocs.load import Loaded, load
 from envgen.tooldocs.markdown import read_markdown
 from envgen.tooldocs.openapi import is_openapi, read_openapi
+from envgen.tooldocs.prose import NO_MODEL
 from envgen.types import ToolDoc
 
 
@@ -38,9 +39,8 @@ def read_loaded(loaded: Loaded) -> ToolDoc:
         raise DocumentError(f"{loaded.source}: {where}: {first['msg']}; check the document there") from error
     except DocumentError as error:
         message = str(error)
-        raise DocumentError(
-            message if message.startswith(loaded.source) else f"{loaded.source}: {message}"
-        ) from error
+        kind = ProseError if isinstance(error, ProseError) else DocumentError
+        raise kind(message if message.startswith(loaded.source) else f"{loaded.source}: {message}") from error
 
 
 def _read(loaded: Loaded) -> ToolDoc:
@@ -57,4 +57,5 @@ def _read(loaded: Loaded) -> ToolDoc:
     if found is not None and not found.entries and found.findings:
         names = "; ".join(finding.message for finding in found.findings[:3])
         raise DocumentError(f"{found.where or '/'}: no tool with a schema is left: {names}")
-    raise DocumentError(refusal(loaded.tree, loaded.source))
+    reason = refusal(loaded.tree, loaded.source)
+    raise ProseError(reason) if reason.endswith(NO_MODEL) else DocumentError(reason)

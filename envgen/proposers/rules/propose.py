@@ -41,7 +41,7 @@ def propose(doc: ToolDoc) -> EnvironmentDraft:
         ToolDecision(tool=t.tool.name, implemented=not t.refusal, reason=t.refusal, pointer=t.tool.pointer)
         for t in targets
     )
-    _check(doc, schema, semantics, decisions)
+    check_usable(doc, schema, semantics, decisions)
     specs = {tool.name: tool for tool in doc.tools}
     return EnvironmentDraft(
         name=slug(doc.title),
@@ -174,12 +174,13 @@ def _session(item: StateField) -> Collection:
     )
 
 
-def _check(
+def check_usable(
     doc: ToolDoc,
     schema: StateSchema,
     semantics: tuple[ToolSemantics, ...],
     decisions: tuple[ToolDecision, ...],
 ) -> None:
+    """Raises RefusedDocument when nothing that changes the state, or nothing that looks ids up, is left."""
     findings: list[LintFinding] = []
     if not any(item.writes_state for item in semantics):
         findings.append(

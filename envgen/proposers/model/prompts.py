@@ -1,0 +1,27 @@
+"""The prompts, read from ``prompts/*.md``. A bundle's manifest names them by hash."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import cache
+from importlib import resources
+from string import Template
+
+NAMES = ("system", "tools", "state", "tool", "repair")
+
+
+@cache
+def prompt_text(name: str) -> str:
+    """The text of one prompt, placeholders and all."""
+    folder = resources.files("envgen.proposers.model").joinpath("prompts")
+    return folder.joinpath(f"{name}.md").read_text(encoding="utf-8")
+
+
+def render(name: str, **values: str) -> str:
+    """A prompt with its placeholders filled. Raises KeyError for one that is missing."""
+    return Template(prompt_text(name)).substitute(values)
+
+
+def prompt_hashes() -> dict[str, str]:
+    """Prompt name -> first 16 digits of its SHA-256."""
+    return {name: hashlib.sha256(prompt_text(name).encode()).hexdigest()[:16] for name in NAMES}
