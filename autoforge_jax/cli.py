@@ -163,7 +163,7 @@ def plan(
 
 @app.command()
 def preflight(config: ConfigPath, overrides: Overrides = None) -> None:
-    """Join the other processes of `[mesh]`, meet them once and print who is there."""
+    """Join the other processes of the mesh section, meet them once and print who is there."""
     with user_errors():
         loaded = _load(config, overrides, False)
         from autoforge_jax.train.distributed import preflight as meet
@@ -203,7 +203,7 @@ def meu_eval(
         list[Path], typer.Argument(metavar="BUNDLE...", help="Folders written by envgen synth.")
     ],
     config: Annotated[
-        Path | None, typer.Option(help="A config whose [user] and [judge] are measured.")
+        Path | None, typer.Option(help="A config whose user and judge sections are measured.")
     ] = None,
     overrides: Overrides = None,
     tasks: Annotated[int, typer.Option(min=0, help="First tasks of each bundle; 0 = all.")] = 0,

@@ -29,7 +29,8 @@ class Section(BaseModel):
 class RunConfig(Section):
     """Where a run lives and what makes it reproducible."""
 
-    name: str = "run"
+    name: str = Field(default="run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    """One folder name; where it lies is `out_dir`."""
     out_dir: str = "runs"
     """The run directory is ``out_dir/name``; relative to the current directory."""
     seed: int = 0

@@ -21,7 +21,15 @@ from __future__ import annotations
 import enum
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
+import orjson
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    field_validator,
+    model_serializer,
+)
 
 from envgen.records import Record as Record
 from envgen.records import StateData as StateData
@@ -621,6 +629,12 @@ class ToolCall(Frozen):
     parse_error: str = ""
     """Set by the renderer when the call's text was not a JSON object with a name; the environment answers
     with it."""
+
+    @field_validator("arguments", mode="before")
+    @classmethod
+    def _as_text(cls, value: Any) -> Any:
+        """A mapping is what people write by hand; the agent's own text is kept as it is."""
+        return orjson.dumps(value).decode() if isinstance(value, dict) else value
 
 
 class Message(Frozen):

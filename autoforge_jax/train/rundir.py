@@ -252,6 +252,9 @@ class RunDir:
         path = self.root / "config.json"
         if not path.is_file():
             return
+        if not any(record.done for record in self.records.values()) and not _holds_files(self.bundles):
+            self.records.clear()  # an attempt that ended before it had anything: nothing to protect
+            return
         old, new = flatten(read_json(path)), flatten(dump_config(self.config))
         depends: tuple[str, ...] = ()
         for name, spec in PHASES.items():
@@ -285,6 +288,10 @@ def phase_keys(config: Config) -> dict[str, str]:
         text = json.dumps([keys.get(spec.parent, ""), name, values], sort_keys=True)
         keys[name] = hashlib.sha256(text.encode()).hexdigest()[:16]
     return keys
+
+
+def _holds_files(folder: Path) -> bool:
+    return folder.is_dir() and any(folder.iterdir())
 
 
 def _read_records(root: Path) -> dict[str, PhaseRecord]:

@@ -34,6 +34,9 @@ def study_table(folders: Sequence[Path]) -> str:
 
     Intervals resample tasks: every task counts with its mean over runs, so runs are no extra tasks.
     """
+    twice = [folder for index, folder in enumerate(folders) if folder.resolve() in _resolved(folders[:index])]
+    if twice:
+        raise ConfigError(f"{twice[0]} is given twice; every run counts as one seed, so name it once")
     runs = [read_reports(folder / "eval") for folder in folders]
     keys = sorted({key[1:] for reports in runs for key in reports if key[0] in STUDY_STAGES})
     if not keys:
@@ -51,6 +54,10 @@ def study_table(folders: Sequence[Path]) -> str:
         cells.append(_gain(runs, name, mode))
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join([*lines, "", *_seconds(folders)])
+
+
+def _resolved(folders: Sequence[Path]) -> set[Path]:
+    return {folder.resolve() for folder in folders}
 
 
 def _success(runs: Sequence[Reports], key: tuple[str, str, str]) -> str:

@@ -57,9 +57,11 @@ def _turns(out: Console, bundle: Bundle, task: Task, env: Env) -> None:
             _show_state(out, task.initial_state, env)
         else:
             head = line.split(maxsplit=1)[0]
-            if head in tools:
+            rest = line[len(head) :].strip()
+            # A call of a tool that does not exist is a call too: the environment says what it may have meant.
+            if head in tools or (head.isidentifier() and rest.startswith("{")):
                 number += 1
-                message = _call(out, head, line[len(head) :].strip(), tools[head].parameters, number)
+                message = _call(out, head, rest, tools[head].parameters if head in tools else {}, number)
                 if message is None:
                     continue
             else:

@@ -87,16 +87,24 @@ def replay_fresh(bundle: Bundle) -> list[Replayed]:
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
                     env={**os.environ, **setting, "PYTHONPATH": search},
+                    # Ctrl-C in a terminal reaches every process of the group; what it means is said here.
+                    start_new_session=True,
                 )
             )
         answers: list[Replayed] = []
         failures: list[str] = []
-        for process in running:
-            out, err = process.communicate()
-            if process.returncode != 0:
-                failures.append(err.decode(errors="replace")[-400:])
-                continue
-            answers.append({name: (digest, bool(ok)) for name, (digest, ok) in orjson.loads(out).items()})
+        try:
+            for process in running:
+                out, err = process.communicate()
+                if process.returncode != 0:
+                    failures.append(err.decode(errors="replace")[-400:])
+                    continue
+                answers.append({name: (digest, bool(ok)) for name, (digest, ok) in orjson.loads(out).items()})
+        finally:
+            for process in running:
+                if process.poll() is None:
+                    process.kill()
+                    process.communicate()
     if failures:
         raise EnvgenError(
             f"a replay process ended with an error; expected it to replay {bundle.name!r}: {failures[0]}"

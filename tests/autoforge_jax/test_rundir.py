@@ -125,3 +125,21 @@ def test_toml_text_reads_back() -> None:
         "t": {"x": "y", "u": {"z": []}}, "v": {"w": 3},
     }  # fmt: skip
     assert tomllib.loads(toml_text(tree)) == tree
+
+
+def test_an_attempt_that_left_nothing_does_not_stand_in_the_way(tmp_path: Path) -> None:
+    """A mistake in the first config (a document that does not exist) is corrected by running again."""
+    wrong = RunDir.open(_config(tmp_path, synthesis={"seed": 1}))
+    wrong.mark("synthesis", done=False)
+    right = RunDir.open(_config(tmp_path, synthesis={"seed": 2}))
+    assert right.config.synthesis.seed == 2 and not right.started("synthesis")
+    right.mark("synthesis", done=False)
+    (right.bundles / "made").mkdir(parents=True)
+    with pytest.raises(ConfigError, match="results of another config"):
+        RunDir.open(_config(tmp_path, synthesis={"seed": 3}))
+
+
+@pytest.mark.parametrize("name", ["../x", "a/b", "", ".hidden", "/tmp/x"])
+def test_a_run_name_is_one_folder_name(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"run\.name"):
+        parse_config({"run": {"name": name}})

@@ -69,3 +69,8 @@ def test_a_gain_that_every_task_shares_has_no_width_and_a_mixed_one_has(tmp_path
 def test_folders_without_evaluations_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="expected run directories of `autoforge run`"):
         study_table([tmp_path])
+
+
+def test_a_run_counts_once(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="given twice"):
+        study_table([tmp_path / "a", tmp_path / "b", tmp_path / "c" / ".." / "a"])

@@ -1,6 +1,9 @@
 """The gates: a good task passes all of them, and each kind of spoilt task fails at its own gate."""
 
+import os
+import subprocess
 from functools import cache
+from typing import Any
 
 import pytest
 
@@ -8,6 +11,7 @@ from envgen.store import Bundle, with_tasks
 from envgen.synthesis.catalog import build_catalog
 from envgen.synthesis.certify import Prover, certify, draft_of, judge_replays, replay_results, validate
 from envgen.synthesis.pipeline import make_bundle
+from envgen.synthesis.replay import replay_fresh
 from envgen.synthesis.tasks import workbench
 from envgen.types import ArgumentSource, ReferenceStep, Task
 from tests.envgen.mock_domain import DOC, mock_draft
@@ -178,3 +182,29 @@ def test_replay_runs_the_real_env_in_fresh_processes() -> None:
     results = replay_results(with_tasks(made, few, {"train": [t.id for t in few], "heldout": []}))
     assert results[few[0].id].passed
     assert not results[wrong.id].passed
+
+
+def test_ctrl_c_ends_the_replay_processes_and_reaches_them_through_us_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A terminal signals the whole group: a replay that dies of it must not read as a broken bundle."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    class Interrupted(subprocess.Popen[bytes]):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            assert os.getsid(self.pid) != os.getsid(0)
+            started.append(self)
+
+        def communicate(self, *args: Any, **options: Any) -> Any:
+            if self is started[0] and self.poll() is None and not self.seen:
+                type(self).seen = True
+                raise KeyboardInterrupt
+            return super().communicate(*args, **options)
+
+        seen = False
+
+    monkeypatch.setattr("envgen.synthesis.replay.subprocess.Popen", Interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        replay_fresh(bundle())
+    assert len(started) == 3 and all(process.returncode is not None for process in started)

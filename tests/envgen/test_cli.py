@@ -224,6 +224,13 @@ def test_play_commands(run, bundle_dir: Path, bundle: Bundle) -> None:
     assert len(json.loads(results[0])) == 1
 
 
+def test_play_calls_a_tool_that_does_not_exist(run, bundle_dir: Path, bundle: Bundle) -> None:
+    """A slip in a tool's name is no speech to the user, which would end the episode."""
+    slip = bundle.tools[0].name + "x"
+    done = run("play", bundle_dir, bundle.tasks[0].id, stdin=f"{slip} {{}}\n")
+    assert f"unknown tool '{slip}'" in done.out and "the episode ended" not in done.out
+
+
 def test_play_ends_with_the_input(run, bundle_dir: Path, bundle: Bundle) -> None:
     done = run("play", bundle_dir, bundle.tasks[0].id, stdin="")
     assert done.code == 0 and "verdict: failure" in done.out

@@ -437,3 +437,10 @@ def test_the_same_seed_gives_the_same_bytes_in_a_fresh_process_with_another_hash
         for seed, zone in (("1", "UTC"), ("4242", "Asia/Tokyo"))
     }
     assert len(outs) == 1 and len(outs.pop()) > 1000
+
+
+def test_arguments_may_be_written_as_a_dict() -> None:
+    from envgen.types import ToolCall
+
+    assert ToolCall(id="1", name="n", arguments={"a": [1, None]}).arguments == '{"a":[1,null]}'  # pyright: ignore[reportArgumentType]
+    assert ToolCall(id="1", name="n", arguments="{ }").arguments == "{ }"
