@@ -29,6 +29,7 @@ from __future__ import annotations
 import ast
 
 from envgen.errors import UnsafeCodeError
+from envgen.runtime.parsing import parse_source
 from envgen.runtime.vocabulary import (
     ALLOWED_BUILTINS,
     ALLOWED_METHODS,
@@ -372,7 +373,7 @@ def check_source(source: str) -> ast.Module:
     if len(source) > MAX_SOURCE_CHARS:
         raise UnsafeCodeError(f"tools.py has {len(source)} characters; at most {MAX_SOURCE_CHARS} are read")
     try:
-        tree = ast.parse(source, filename="tools.py")
+        tree = parse_source(source, filename="tools.py")
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         line = getattr(error, "lineno", None) or 0
         raise UnsafeCodeError(f"tools.py line {line}: not valid Python: {error}") from error

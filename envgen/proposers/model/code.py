@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 from envgen.proposers.model.asking import Wrong
 from envgen.proposers.model.statements import hidden_params
+from envgen.runtime.parsing import parse_source
 from envgen.synthesis.functions import generate_source
 from envgen.synthesis.source_text import identifier, literal
 from envgen.types import StateSchema, ToolSemantics, ToolSpec
@@ -42,8 +43,8 @@ def check_form(code: str, spec: ToolSpec) -> str:
     if len(text) > MAX_CHARS:
         raise Wrong(f"code has {len(text)} characters, expected at most {MAX_CHARS}")
     try:
-        tree = ast.parse(text)
-        wanted = ast.parse(function_head(spec) + "\n    pass").body[0]
+        tree = parse_source(text)
+        wanted = parse_source(function_head(spec) + "\n    pass").body[0]
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise Wrong(f"code is not valid Python: {error}") from error
     if len(tree.body) != 1 or not isinstance(tree.body[0], ast.FunctionDef):
@@ -58,7 +59,7 @@ def check_form(code: str, spec: ToolSpec) -> str:
 
 def function_names(source: str) -> set[str]:
     """The functions of a module that our templates wrote."""
-    return {node.name for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)}
+    return {node.name for node in parse_source(source).body if isinstance(node, ast.FunctionDef)}
 
 
 def assemble(schema: StateSchema, kept: tuple[ToolSemantics, ...], functions: Mapping[str, str]) -> str:

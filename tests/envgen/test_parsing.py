@@ -1,0 +1,24 @@
+"""Parsing from many threads at once: CPython 3.11.7 fails at that (gh-106905)."""
+
+import ast
+from concurrent.futures import ThreadPoolExecutor
+
+from envgen.runtime.parsing import parse_source
+
+SOURCE = (
+    "def f(a):\n    return "
+    + "(" * 40
+    + "a"
+    + ")" * 40
+    + "\n"
+    + "x = ["
+    + ", ".join("f(1)" for _ in range(300))
+    + "]\n"
+)
+
+
+def test_many_threads_parse_alike() -> None:
+    expected = ast.dump(ast.parse(SOURCE))
+    with ThreadPoolExecutor(8) as pool:
+        trees = list(pool.map(lambda _: ast.dump(parse_source(SOURCE)), range(64)))
+    assert trees == [expected] * 64
