@@ -5,16 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 from envgen.runtime.parsing import parse_source
 
-SOURCE = (
-    "def f(a):\n    return "
-    + "(" * 40
-    + "a"
-    + ")" * 40
-    + "\n"
-    + "x = ["
-    + ", ".join("f(1)" for _ in range(300))
-    + "]\n"
-)
+NESTED = "(" * 40 + "a" + ")" * 40
+SOURCE = f"def f(a):\n    return {NESTED}\nx = [{', '.join(['f(1)'] * 300)}]\n"
 
 
 def test_many_threads_parse_alike() -> None:
