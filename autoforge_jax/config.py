@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from autoforge_jax.errors import ConfigError
 from envgen.interface import JudgeSettings, ToolFailureSettings, UserSettings
@@ -29,13 +29,21 @@ class Section(BaseModel):
 class RunConfig(Section):
     """Where a run lives and what makes it reproducible."""
 
-    name: str = Field(default="run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    name: str = "run"
     """One folder name; where it lies is `out_dir`."""
     out_dir: str = "runs"
     """The run directory is ``out_dir/name``; relative to the current directory."""
     seed: int = 0
     compile_cache: str = ".jax_cache"
     """`jax_compilation_cache_dir`; empty turns it off."""
+
+    @field_validator("name")
+    @classmethod
+    def _one_folder(cls, name: str) -> str:
+        # --fresh deletes the run directory: a name must not lead anywhere else
+        if name in ("", ".", "..") or "/" in name or "\0" in name:
+            raise ValueError(f"got {name!r}, expected one folder name; say where it lies with run.out_dir")
+        return name
 
 
 class SynthesisConfig(Section):
