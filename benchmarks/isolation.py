@@ -2,7 +2,8 @@
 
     python benchmarks/isolation.py [DOCUMENT]
 
-For the same bundle, task and calls, median and spread of RUNS runs: steps per second by the wall clock, by
+For the same bundle, task and calls, alone and with 64 episodes stepped together (``step_all``, and as
+asyncio tasks), median and spread of RUNS runs: steps per second by the wall clock, by
 the CPU time that both processes used together, and in the fastest pass of each run (an episode opened and
 its calls made: short enough to fall between two interruptions, so the figure to look at on a busy machine,
 where every switch finds cold caches). Then the parts: a bare round trip to the worker, starting a worker,
@@ -11,6 +12,7 @@ opening an episode on the task's state and on one of 2,500 records.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import platform
 import statistics
@@ -24,6 +26,7 @@ from envgen.runtime.grader import grader_of
 from envgen.runtime.isolation.episode import IsolatedEpisode
 from envgen.runtime.isolation.limits import WorkerLimits
 from envgen.runtime.isolation.process import Worker
+from envgen.runtime.stepping import step_all
 from envgen.store import Bundle
 from envgen.synthesis.pipeline import synthesize
 from envgen.types import EnvLimits, Message, Task, ToolCall
@@ -60,8 +63,44 @@ def line(name: str, values: list[float], unit: str) -> None:
     )
 
 
-def steps_per_second(name: str, bundle: Bundle, runtime: EnvRuntime) -> None:
-    """Play the reference again and again, a fresh episode for every pass."""
+def one_by_one(envs: list[Env], actions: list[Message]) -> None:
+    """Every episode by itself."""
+    for env in envs:
+        env.start()
+        for action in actions:
+            env.step(action)
+
+
+def together(envs: list[Env], actions: list[Message]) -> None:
+    """All episodes in step."""
+    for env in envs:
+        env.start()
+    for action in actions:
+        step_all(envs, [action] * len(envs))
+
+
+def as_tasks(envs: list[Env], actions: list[Message]) -> None:
+    """All episodes as tasks of one event loop."""
+
+    async def episode(env: Env) -> None:
+        await env.start_async()
+        for action in actions:
+            await env.step_async(action)
+
+    async def every() -> None:
+        await asyncio.gather(*map(episode, envs))
+
+    asyncio.run(every())
+
+
+def steps_per_second(
+    name: str,
+    bundle: Bundle,
+    runtime: EnvRuntime,
+    play: Callable[[list[Env], list[Message]], None] = one_by_one,
+    episodes: int = 1,
+) -> None:
+    """Play the reference again and again, fresh episodes for every pass."""
     task = max(bundle.tasks, key=lambda t: len(t.reference))
     grader, actions = grader_of(task, bundle.state_schema), actions_of(task)
     wall: list[float] = []
@@ -75,13 +114,10 @@ def steps_per_second(name: str, bundle: Bundle, runtime: EnvRuntime) -> None:
         fastest = float("inf")
         while done < STEPS:
             start = time.perf_counter()
-            env = Env(runtime, grader, task, 0, LIMITS, None)
-            env.start()
-            for action in actions:
-                env.step(action)
+            play([Env(runtime, grader, task, 0, LIMITS, None) for _ in range(episodes)], actions)
             fastest = min(fastest, time.perf_counter() - start)
-            done += len(actions)
-        best.append(len(actions) / fastest)
+            done += len(actions) * episodes
+        best.append(len(actions) * episodes / fastest)
         wall.append(done / (time.perf_counter() - clock))
         spent = time.process_time() - own + (cpu_of(worker.pid) - before if worker else 0.0)
         cpu.append(done / spent)
@@ -113,6 +149,8 @@ def main() -> None:
     inside, outside = make_runtime(bundle, None), make_runtime(bundle, limits)
     steps_per_second("vetted, in process", bundle, inside)
     steps_per_second("isolated worker", bundle, outside)
+    steps_per_second("isolated, 64 in step", bundle, outside, together, 64)
+    steps_per_second("isolated, 64 asyncio tasks", bundle, outside, as_tasks, 64)
     pool = outside.pool
     assert pool is not None
     worker = pool.workers[0]

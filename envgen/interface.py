@@ -22,6 +22,7 @@ from envgen.runtime.env import Env, open_env
 from envgen.runtime.failures import ToolFailures, ToolFailureSettings
 from envgen.runtime.isolation.capabilities import isolation_report
 from envgen.runtime.isolation.limits import WorkerLimits
+from envgen.runtime.stepping import step_all
 from envgen.store import Bundle, load_bundle, write_bundle
 from envgen.synthesis.pipeline import synthesize
 from envgen.types import (
@@ -98,6 +99,7 @@ __all__ = [
     "measure_judge",
     "open_env",
     "read_sentences",
+    "step_all",
     "synthesize",
     "user_maker",
     "write_bundle",

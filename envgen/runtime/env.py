@@ -24,9 +24,10 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from envgen.errors import BundleError, EnvUsageError, TaskError, ToolDefect
 from envgen.runtime.context import KeyStyle, ToolContext, key_styles, mix
@@ -40,12 +41,15 @@ from envgen.runtime.isolation.vetting import is_vetted
 from envgen.runtime.sandbox import Tool, load_tools
 from envgen.runtime.state import State
 from envgen.runtime.statehash import StateHasher
+from envgen.runtime.stepping import Play, Slow, drive, drive_async
 from envgen.runtime.tools import Signature, ToolOutcome, ToolTable, call_tool, compile_tools, error_text
 from envgen.store import Bundle
-from envgen.types import EnvLimits, Message, StepResult, StopReason, Task, ToolCall, Verdict
+from envgen.types import EnvLimits, Message, StepResult, StopReason, Task, ToolCall, UserAction, Verdict
 from envgen.users.actions import UserHands
 from envgen.users.port import NO_ERROR, NotesActions, User, UserError, UserErrorHook, UserVerdict
 from envgen.users.scripted import ScriptedUser
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,23 +187,40 @@ class Env:
 
         Once only; raises EnvUsageError the second time.
         """
-        if self._transcript or self.stop_reason is not None:
-            raise EnvUsageError(
-                "this Env was started already; an Env is single-use, open another with open_env"
-            )
-        try:
-            opening = Message(role="user", content=self._user.opening())
-        except UserError as error:
-            self._end(self._blame(error))
-            return ()
-        self._transcript.append(opening)
-        return (opening,)
+        return drive(self.play_opening())
 
     def step(self, action: Message) -> StepResult:
         """Take one action of the agent; what follows it, and the stop reason if that was the end.
 
         Raises EnvUsageError before ``start``, after the end, and for a message that is not the assistant's.
         """
+        return drive(self.play(action))
+
+    async def start_async(self) -> tuple[Message, ...]:
+        """``start`` for asyncio: other tasks run while a user (a model) is waited for."""
+        return await drive_async(self.play_opening())
+
+    async def step_async(self, action: Message) -> StepResult:
+        """``step`` for asyncio: other tasks run while a worker, a user or a judge is waited for, and calls
+        of several episodes go to their worker together."""
+        return await drive_async(self.play(action))
+
+    def play_opening(self) -> Play[tuple[Message, ...]]:
+        """``start`` as a generator of what it waits for (``envgen.runtime.stepping``)."""
+        if self._transcript or self.stop_reason is not None:
+            raise EnvUsageError(
+                "this Env was started already; an Env is single-use, open another with open_env"
+            )
+        try:
+            opening = Message(role="user", content=(yield from self._asked(self._user.opening)))
+        except UserError as error:
+            yield from self._end(self._blame(error))
+            return ()
+        self._transcript.append(opening)
+        return (opening,)
+
+    def play(self, action: Message) -> Play[StepResult]:
+        """``step`` as a generator of what it waits for (``envgen.runtime.stepping``)."""
         if self.stop_reason is not None:
             raise EnvUsageError(
                 f"this episode ended with {self.stop_reason.value}; open another with open_env"
@@ -212,21 +233,21 @@ class Env:
         self.turns += 1
         before, refused = self.tool_errors, self._refusals
         if action.tool_calls:
-            observations, reason = self._run_calls(action.tool_calls)
+            observations, reason = yield from self._run_calls(action.tool_calls)
             # The turn that it takes to call again is not taken off the agent's budget.
             self._turns_hit += self._refusals > refused
         else:
-            observations, reason = self._ask_user(action.content)
+            observations, reason = yield from self._ask_user(action.content)
         self._transcript.extend(observations)
         if reason is None and self.turns - self._turns_hit >= self.limits.max_turns:
             reason = StopReason.MAX_TURNS
         if reason is not None:
-            self._end(reason)
+            yield from self._end(reason)
         return StepResult(
             observations=tuple(observations), stop_reason=reason, tool_errors=self.tool_errors - before
         )
 
-    def _run_calls(self, calls: tuple[ToolCall, ...]) -> tuple[list[Message], StopReason | None]:
+    def _run_calls(self, calls: tuple[ToolCall, ...]) -> Play[tuple[list[Message], StopReason | None]]:
         observations: list[Message] = []
         for call in calls:
             refused = self._failures.before() if self._failures is not None and not call.parse_error else ""
@@ -239,7 +260,7 @@ class Env:
                 return observations, StopReason.MAX_TOOL_CALLS
             self.tool_calls += 1
             try:
-                text, is_error = self._run_call(call)
+                text, is_error = yield from self._run_call(call)
             except ToolDefect as error:
                 self.defect = str(error)
                 return observations, StopReason(error.reason)
@@ -254,11 +275,11 @@ class Env:
     def _refusals(self) -> int:
         return self._failures.refusals if self._failures is not None else 0
 
-    def _run_call(self, call: ToolCall) -> tuple[str, bool]:
+    def _run_call(self, call: ToolCall) -> Play[tuple[str, bool]]:
         if call.parse_error:
             return error_text(call.parse_error), True
         runtime = self._runtime
-        outcome = self._outcome(runtime.table, call.name, call.arguments)
+        outcome = yield from self._outcome(runtime.table, call.name, call.arguments)
         if self._failures is not None and not outcome.is_error and call.name in runtime.readers:
             part = self._failures.after(outcome.value)
             if part:
@@ -266,20 +287,29 @@ class Env:
                 return part, False
         return outcome.text, outcome.is_error
 
-    def _outcome(self, table: ToolTable, name: str, arguments: str | dict[str, Any]) -> ToolOutcome:
+    def _outcome(self, table: ToolTable, name: str, arguments: str | dict[str, Any]) -> Play[ToolOutcome]:
         if self._isolated is not None:
-            return self._isolated.call(name, arguments, table)
+            prepared = self._isolated.prepare(name, arguments, table)
+            return prepared if isinstance(prepared, ToolOutcome) else (yield prepared)
         return call_tool(self._runtime.tools, table, self._state, self._context, name, arguments)
 
-    def _ask_user(self, content: str) -> tuple[list[Message], StopReason | None]:
-        table = self._runtime.user_table
+    def _asked(self, question: Callable[..., T], *words: str) -> Play[T]:
+        """What the user says; waited for where it may take its time."""
+        if isinstance(self._user, ScriptedUser):
+            return question(*words)
+        return (yield Slow(partial(question, *words)))
+
+    def _ask_user(self, content: str) -> Play[tuple[list[Message], StopReason | None]]:
         try:
-            said = self._hands.answer(content, lambda a: self._outcome(table, a.tool, a.arguments))
+            said = self._hands.wanted(content)
+            if isinstance(said, UserAction):
+                outcome = yield from self._outcome(self._runtime.user_table, said.tool, said.arguments)
+                said = self._hands.carried_out(said, outcome)
             if said is not None:
                 if isinstance(self._user, NotesActions):
                     self._user.note_action(content, said)
                 return [Message(role="user", content=said)], None
-            reply = self._user.reply(content)
+            reply = yield from self._asked(self._user.reply, content)
         except ToolDefect as error:
             self.defect = str(error)
             return [], StopReason(error.reason)
@@ -298,12 +328,12 @@ class Env:
         already."""
         if self.stop_reason is not None:
             raise EnvUsageError(f"this episode ended with {self.stop_reason.value} already; close it once")
-        self._end(reason)
+        drive(self._end(reason))
 
-    def _end(self, reason: StopReason) -> None:
+    def _end(self, reason: StopReason) -> Play[None]:
         self.stop_reason = reason
         if self._hook is not None and not self.user_error:
-            self.user_verdict = self._hook(self.task, self.transcript)
+            self.user_verdict = yield Slow(partial(self._hook, self.task, self.transcript))
 
     def verdict(self) -> Verdict:
         """The grader's answer for state and transcript as they are now. May be asked at any time; costs what

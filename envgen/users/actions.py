@@ -14,7 +14,7 @@ that was carried out is not done twice.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, cast
 
 from envgen.runtime.criteria import names_value
@@ -71,15 +71,18 @@ class UserHands:
         self._actions = actions
         self._done: frozenset[int] = frozenset()
 
-    def answer(self, message: str, call: Callable[[UserAction], ToolOutcome]) -> str | None:
-        """What the user says to a message that asks for one of its actions, carried out with ``call``; None
-        for any other message. Raises what ``call`` raises."""
+    def wanted(self, message: str) -> UserAction | str | None:
+        """What a message asks for: an action to carry out now, what the user says of one that it did
+        already, or None for any other message."""
         index = requested(self._actions, message, self._done)
-        if index is None or index in self._done:
-            return None if index is None else ALREADY
-        outcome = call(self._actions[index])
+        if index is None:
+            return None
+        return ALREADY if index in self._done else self._actions[index]
+
+    def carried_out(self, action: UserAction, outcome: ToolOutcome) -> str:
+        """What the user says once an action has been tried."""
         if not outcome.is_error:
-            self._done |= {index}
+            self._done |= {next(i for i, known in enumerate(self._actions) if known is action)}
         return told(outcome)
 
 

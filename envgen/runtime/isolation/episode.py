@@ -16,6 +16,7 @@ import itertools
 import weakref
 import zlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, cast
 
 from envgen.errors import ToolBreach, ToolDefect
@@ -111,6 +112,20 @@ def apply_delta(state: State, delta: Delta) -> None:
             state.insert(name, key, record)
 
 
+@dataclass(frozen=True, slots=True)
+class IsolatedCall:
+    """A call whose arguments are checked and which waits for its worker: alone (``run``) or together with
+    those of other episodes (``batch.run_calls``)."""
+
+    episode: IsolatedEpisode
+    name: str
+    arguments: dict[str, Any]
+
+    def run(self) -> ToolOutcome:
+        """Ask the worker now. Raises what ``IsolatedEpisode.call`` raises."""
+        return self.episode.run(self)
+
+
 class IsolatedEpisode:
     """Calls and changes of one episode, in a worker of ``pool``.
 
@@ -146,19 +161,31 @@ class IsolatedEpisode:
         Raises ToolDefect when the function broke, ToolBreach (its ``reason`` names the ending) when it broke
         a limit; the changes of such a call are not kept.
         """
+        prepared = self.prepare(name, arguments, table)
+        return self.run(prepared) if isinstance(prepared, IsolatedCall) else prepared
+
+    def prepare(
+        self, name: str, arguments: str | Mapping[str, Any], table: ToolTable | None = None
+    ) -> ToolOutcome | IsolatedCall:
+        """The call with its arguments checked, or the observation that says what is wrong with them."""
         checked = checked_call(
             self._pool.tool_names, self._table if table is None else table, name, arguments
         )
-        if isinstance(checked, ToolOutcome):
-            return checked
-        status, value, text = self._ask(name, "call", name, checked)
+        return checked if isinstance(checked, ToolOutcome) else IsolatedCall(self, name, checked)
+
+    def run(self, call: IsolatedCall) -> ToolOutcome:
+        """Make one prepared call. Raises as ``call``."""
+        return self.take(call, *self._ask(call.name, "call", call.name, call.arguments))
+
+    def take(self, call: IsolatedCall, status: str, value: Any, text: bytes) -> ToolOutcome:
+        """Record the worker's answer to a call (status, value, the value's JSON). Raises ToolDefect."""
         if status == "ok":
-            self._log.append((name, checked, zlib.crc32(text)))
+            self._log.append((call.name, call.arguments, zlib.crc32(text)))
             return ToolOutcome(value, False, text.decode())
         if status == "error" and type(value) is str:
-            self._log.append((name, checked, zlib.crc32(text)))
+            self._log.append((call.name, call.arguments, zlib.crc32(text)))
             return ToolOutcome(value, True, error_text(value))
-        raise defect(name, checked, value)
+        raise defect(call.name, call.arguments, value)
 
     def delta(self) -> Delta:
         """What the episode has changed. Raises ToolBreach or ToolDefect when it cannot be had."""
@@ -189,17 +216,29 @@ class IsolatedEpisode:
         """(status, value, the value's JSON), on a worker that has the episode. Raises ToolBreach."""
         for attempt in (1, 2):
             try:
-                worker, opening = self._worker, None
-                if worker is None or not worker.alive:
-                    worker, opening = self._place()
-                return worker.ask(operation, self._number, *operands, opening=opening)
+                worker, number, opening = self.placed()
+                return worker.ask(operation, number, *operands, opening=opening)
             except WorkerGone as gone:
-                self._leave()
+                self.leave()
                 if gone.kind != "lost" or attempt == 2:
                     raise breach(tool, gone) from None
         raise AssertionError("unreachable")
 
-    def _leave(self) -> None:
+    @property
+    def place(self) -> Worker | WorkerPool:
+        """The worker that has this episode, or the pool that has yet to find it one."""
+        return self._worker if self._worker is not None and self._worker.alive else self._pool
+
+    def placed(self) -> tuple[Worker, int, tuple[int, int, str, int] | None]:
+        """A live worker that has this episode, its number there, and what the next request must open first.
+        Raises WorkerGone (``leave``, and ask again) and ToolDefect."""
+        worker, opening = self._worker, None
+        if worker is None or not worker.alive:
+            worker, opening = self._place()
+        return worker, self._number, opening
+
+    def leave(self) -> None:
+        """Give up the worker, which is gone; the next request finds another."""
         if self._drop is not None:
             self._drop()
         self._drop = self._worker = None
@@ -208,7 +247,7 @@ class IsolatedEpisode:
         """Bind the episode to a worker and repeat its log there. A new one is opened by its first request:
         with what comes back. Raises WorkerGone, or ToolDefect when the answers are not those of the first
         time."""
-        self._leave()
+        self.leave()
         worker = self._pool.worker(self._base)
         number = next(_numbers)
         worker.episodes.add(number)

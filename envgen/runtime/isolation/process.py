@@ -18,6 +18,7 @@ import threading
 import time
 import weakref
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -31,6 +32,10 @@ from envgen.runtime.isolation.protocol import CHUNK, HEADER, frame
 WORKER_PROGRAM = "from envgen.runtime.isolation.worker import main; main()"
 """What the worker's interpreter runs; the path to the packages is put in front."""
 
+CallRequest = tuple[tuple[int, int, str, int] | None, int, str, dict[str, Any]]
+"""One call of ``Worker.ask_many``: opening (or None), the episode's number, tool, arguments."""
+
+_NOT_ASKED = "it answered something that was not asked"
 _EXIT_WAIT_S = 10.0
 _numbers = itertools.count(1)
 
@@ -157,31 +162,73 @@ class Worker:
         """One request: (status, value, the value's JSON as it was sent). Raises WorkerGone, after which the
         worker is dead. ``opening`` starts an episode with it: its number, the base's, clock and seed."""
         limit = self.limits.call_timeout_s if timeout_s is None else timeout_s
+        number = next(_numbers)
+        answer = self._request(number, limit, operation, opening, operands)
+        reply = cast("list[Any]", self._parse(answer))
+        # What lies between this head and the closing bracket is then the JSON of the value.
+        head = b'[%d,"' % number
+        if (
+            type(reply) is not list
+            or len(reply) != 3
+            or not answer.startswith(head)
+            or not answer.endswith(b"]")
+            or type(reply[1]) is not str
+        ):
+            raise self._gone("protocol", _NOT_ASKED)
+        status: str = reply[1]
+        if status == "memory":
+            raise self._gone("memory", f"it needed more than {self.limits.memory_bytes} bytes of memory")
+        return status, reply[2], answer[len(head) + len(status) + 2 : -1]
+
+    def ask_many(self, calls: Sequence[CallRequest]) -> list[tuple[str, Any, bytes]]:
+        """Calls of several episodes in one round trip, answered in order as by ``ask``. All of them together
+        have the time, memory and answer size of one.
+
+        Raises WorkerGone, after which the worker is dead and none of the calls has been made: whose fault it
+        was, only calls made alone can tell.
+        """
+        number = next(_numbers)
+        answer = self._request(number, self.limits.call_timeout_s, "many", None, (calls,))
+        head, _, rest = answer.partition(b"\n")
+        reply = cast("list[Any]", self._parse(head))
+        if type(reply) is not list or len(reply) != 3 or reply[0] != number:
+            raise self._gone("protocol", _NOT_ASKED)
+        if reply[1] == "memory":
+            raise self._gone("memory", f"it needed more than {self.limits.memory_bytes} bytes of memory")
+        parts = reply[2]
+        if type(parts) is not list or len(parts) != len(calls):  # type: ignore[reportUnknownArgumentType]
+            raise self._gone("protocol", _NOT_ASKED)
+        out: list[tuple[str, Any, bytes]] = []
+        start = 0
+        for part in cast("list[Any]", parts):
+            match part:
+                case [str(status), int(length)] if 0 < length <= len(rest) - start:
+                    text = rest[start : start + length]
+                case _:
+                    raise self._gone("protocol", _NOT_ASKED)
+            out.append((status, self._parse(text), text))
+            start += length
+        return out
+
+    def _request(
+        self,
+        number: int,
+        limit: float,
+        operation: str,
+        opening: tuple[int, int, str, int] | None,
+        operands: Sequence[Any],
+    ) -> bytes:
+        """The body of the answer to one request. Raises WorkerGone."""
         with self._lock:
             dropped: list[int] = []
             while self._dropped:
                 dropped.append(self._dropped.popleft())
             self.episodes.difference_update(dropped)
-            number = next(_numbers)
             body = orjson.dumps([number, operation, dropped, opening, *operands])
             start = time.monotonic()
             answer = self._exchange(body, limit, start + limit)
-            reply = cast("list[Any]", self._parse(answer))
             self.busy_s += time.monotonic() - start
-            # What lies between this head and the closing bracket is then the JSON of the value.
-            head = b'[%d,"' % number
-            if (
-                type(reply) is not list
-                or len(reply) != 3
-                or not answer.startswith(head)
-                or not answer.endswith(b"]")
-                or type(reply[1]) is not str
-            ):
-                raise self._gone("protocol", "it answered something that was not asked")
-            status: str = reply[1]
-            if status == "memory":
-                raise self._gone("memory", f"it needed more than {self.limits.memory_bytes} bytes of memory")
-            return status, reply[2], answer[len(head) + len(status) + 2 : -1]
+            return answer
 
     def _parse(self, body: bytes) -> object:
         try:

@@ -2,6 +2,8 @@
 
 Request: ``[number, operation, dropped episodes, opening, ...operands]``; answer: ``[number, status, value]``.
 ``opening`` starts an episode first (``[episode, base, clock, seed]``, or null): it spares a round trip.
+``many`` holds calls of several episodes (each ``[opening, episode, tool, arguments]``); its answer is
+``[number, "ok", [[status, length], ...]]``, a line feed, and the values one after the other.
 Statuses: ``ok``; ``error`` (the tool said no: its sentence); ``defect`` (the tool broke: what it raised);
 ``unsafe`` (the allow-list refused the source); ``memory`` (the memory limit was met).
 """

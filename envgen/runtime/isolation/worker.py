@@ -70,6 +70,18 @@ class _Server:
         state, ctx = self.episodes[number]
         return self._call(state, ctx, tool, arguments)
 
+    def many(self, number: int, calls: list[list[Any]]) -> bytes:
+        """The answer to calls of several episodes, in order; see ``protocol``."""
+        heads: list[tuple[str, int]] = []
+        values: list[bytes] = []
+        for opening, *call in calls:
+            if opening is not None:
+                self.open(*opening)
+            status, value = self.call(*call)
+            heads.append((status, len(value)))
+            values.append(value)
+        return b"".join((orjson.dumps([number, "ok", heads]), b"\n", *values))
+
     def once(
         self, data: Any, context: dict[str, Any], tool: str, arguments: dict[str, Any]
     ) -> tuple[str, bytes]:
@@ -110,6 +122,8 @@ class _Server:
         try:
             if opening is not None:
                 self.open(*opening)
+            if operation == "many":
+                return self.many(number, *operands)
             if operation == "call":
                 status, value = self.call(*operands)
             elif operation == "once":
