@@ -33,7 +33,7 @@ from envgen.errors import BundleError, EnvUsageError, TaskError, ToolDefect
 from envgen.runtime.context import KeyStyle, ToolContext, key_styles, mix
 from envgen.runtime.failures import ToolFailures
 from envgen.runtime.grader import Grader, grader_of
-from envgen.runtime.isolation.episode import IsolatedEpisode
+from envgen.runtime.isolation.episode import IsolatedCall, IsolatedEpisode
 from envgen.runtime.isolation.limits import WorkerLimits
 from envgen.runtime.isolation.pool import WorkerPool
 from envgen.runtime.isolation.remote_tools import remote_tools
@@ -260,12 +260,17 @@ class Env:
                 return observations, StopReason.MAX_TOOL_CALLS
             self.tool_calls += 1
             try:
-                text, is_error = yield from self._run_call(call)
+                if call.parse_error:
+                    made = ToolOutcome(call.parse_error, True, error_text(call.parse_error))
+                else:
+                    made = self._made(self._runtime.table, call.name, call.arguments)
+                outcome = (yield made) if isinstance(made, IsolatedCall) else made
             except ToolDefect as error:
                 self.defect = str(error)
                 return observations, StopReason(error.reason)
+            text = self._observed(call, outcome)
             observations.append(Message(role="tool", content=text, tool_call_id=call.id, name=call.name))
-            if is_error:
+            if outcome.is_error:
                 self.tool_errors += 1
                 if self.tool_errors > self.limits.max_tool_errors:
                     return observations, StopReason.MAX_TOOL_ERRORS
@@ -275,23 +280,22 @@ class Env:
     def _refusals(self) -> int:
         return self._failures.refusals if self._failures is not None else 0
 
-    def _run_call(self, call: ToolCall) -> Play[tuple[str, bool]]:
-        if call.parse_error:
-            return error_text(call.parse_error), True
-        runtime = self._runtime
-        outcome = yield from self._outcome(runtime.table, call.name, call.arguments)
-        if self._failures is not None and not outcome.is_error and call.name in runtime.readers:
+    def _made(
+        self, table: ToolTable, name: str, arguments: str | Mapping[str, Any]
+    ) -> ToolOutcome | IsolatedCall:
+        """A call's outcome, or the call that waits for a worker. Raises ToolDefect."""
+        if self._isolated is not None:
+            return self._isolated.prepare(name, arguments, table)
+        return call_tool(self._runtime.tools, table, self._state, self._context, name, arguments)
+
+    def _observed(self, call: ToolCall, outcome: ToolOutcome) -> str:
+        """The text of the observation: the outcome's, or a part of it."""
+        if self._failures is not None and not outcome.is_error and call.name in self._runtime.readers:
             part = self._failures.after(outcome.value)
             if part:
                 self.tool_calls -= 1
-                return part, False
-        return outcome.text, outcome.is_error
-
-    def _outcome(self, table: ToolTable, name: str, arguments: str | dict[str, Any]) -> Play[ToolOutcome]:
-        if self._isolated is not None:
-            prepared = self._isolated.prepare(name, arguments, table)
-            return prepared if isinstance(prepared, ToolOutcome) else (yield prepared)
-        return call_tool(self._runtime.tools, table, self._state, self._context, name, arguments)
+                return part
+        return outcome.text
 
     def _asked(self, question: Callable[..., T], *words: str) -> Play[T]:
         """What the user says; waited for where it may take its time."""
@@ -303,7 +307,8 @@ class Env:
         try:
             said = self._hands.wanted(content)
             if isinstance(said, UserAction):
-                outcome = yield from self._outcome(self._runtime.user_table, said.tool, said.arguments)
+                made = self._made(self._runtime.user_table, said.tool, said.arguments)
+                outcome = (yield made) if isinstance(made, IsolatedCall) else made
                 said = self._hands.carried_out(said, outcome)
             if said is not None:
                 if isinstance(self._user, NotesActions):
