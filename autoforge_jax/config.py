@@ -84,8 +84,11 @@ class TokenizerConfig(Section):
 
 
 class ModelConfig(Section):
-    """Qwen3 dense architecture. `vocab_size` comes from the tokenizer."""
+    """Shape of the policy. `vocab_size` comes from the tokenizer; with `init_from` the folder's config.json
+    goes before what stands here."""
 
+    architecture: Literal["qwen3", "llama"] = "qwen3"
+    """Dense Qwen3, or Llama (SmolLM2 too): the same without query and key norms."""
     num_layers: int = Field(default=4, ge=1)
     hidden_size: int = Field(default=128, ge=8)
     intermediate_size: int = Field(default=384, ge=8)
@@ -118,6 +121,11 @@ class ModelConfig(Section):
     def _one_start(self) -> ModelConfig:
         if self.init_from and self.init != "random":
             raise ValueError(f"init is {self.init!r} and init_from {self.init_from!r}; a model has one start")
+        if self.init == "retrieval" and self.architecture != "qwen3":
+            raise ValueError(
+                f"init 'retrieval' sets query and key norms, which architecture {self.architecture!r} does "
+                "not have; use 'qwen3' or init = 'random'"
+            )
         return self
 
 
