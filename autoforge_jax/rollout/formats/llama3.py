@@ -87,12 +87,12 @@ class Llama3(ChatFormat):
             if message.content.lstrip().startswith(("{", PYTHON)):
                 raise LedgerError(f"llama3: this content would be read as a call: {message.content!r}")
             return [f"{head}{message.content}", _EOT]
-        if message.content or len(message.tool_calls) > 1:
+        call, *others = message.tool_calls
+        if message.content or others:
             raise LedgerError(
                 f"llama3: {len(message.tool_calls)} calls and content {message.content!r} in one turn; the "
                 "family writes one call and nothing beside it. Use one turn each"
             )
-        call = message.tool_calls[0]
         tree = {"name": call.name, "parameters": orjson.loads(call.arguments)}
         return [f"{head}{spaced_json(tree)}", _EOT]
 
