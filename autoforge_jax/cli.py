@@ -9,6 +9,7 @@ needs them.
     autoforge preflight CONFIG  join the other processes of the mesh once: is everyone there
     autoforge report RUN_DIR  write RUN_DIR/report.html again
     autoforge meu-eval BUNDLE…  precision and recall of the judge of users on injected faults
+    autoforge import-gguf SOURCE FOLDER  a Hugging Face folder for model.init_from from a GGUF file
     autoforge doctor          what this machine offers
 
 Exit codes: 0 done; 1 `plan` finds that it does not fit; 2 a wrong config, file or run directory (``error: …``
@@ -226,6 +227,24 @@ def meu_eval(
         if episodes is not None:
             write_episodes(judged, episodes)
         print(meu_table(judged, chosen))
+
+
+@app.command(name="import-gguf")
+def import_gguf(
+    source: Annotated[
+        str, typer.Argument(metavar="SOURCE", help="A .gguf file, or an installed package that holds one.")
+    ],
+    folder: Annotated[
+        Path,
+        typer.Argument(metavar="FOLDER", help="Written whole; an older folder of this name is replaced."),
+    ],
+) -> None:
+    """Write a Hugging Face folder (weights, config, tokenizer, chat template) from a GGUF file."""
+    with user_errors():
+        from autoforge_jax.model.gguf_file import import_gguf as convert
+
+        shape = convert(source, folder)
+        print(f"{folder}: {shape.architecture}, {shape.num_parameters:,} parameters, float32")
 
 
 @app.command()

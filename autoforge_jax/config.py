@@ -66,14 +66,26 @@ class SynthesisConfig(Section):
 class RenderConfig(Section):
     """Messages <-> tokens."""
 
-    tools: Literal["signature", "json"] = "signature"
-    """`signature`: one line per tool; `json`: the full JSON schemas, as pretrained models expect."""
+    format: Literal["compact", "qwen3", "qwen3_thinking", "llama3", "smollm2"] = "compact"
+    """How the policy's family writes a conversation (docs/pretrained.md). `compact`: for models trained here;
+    the others are the families' own, for pretrained ones: `qwen3_thinking` where the generation prompt opens
+    the thinking (the 2507 thinking models), `llama3` from 3.1 on."""
+    tools: Literal["auto", "signature", "json"] = "auto"
+    """`signature`: one line per tool; `json`: the full JSON schemas, as pretrained models expect; `auto`:
+    signatures in the compact format, JSON in the others."""
     tool_descriptions: bool = True
     """Signatures end with the tool's description. Without it the prompts of the
     example documents are 7 to 25 % shorter."""
     interleaved_thinking: bool = True
     """Thinking of earlier turns stays in the context (METHOD.md §4)."""
     policy_in_prompt: bool = True
+
+    @property
+    def tool_style(self) -> Literal["signature", "json"]:
+        """`tools` with `auto` resolved."""
+        if self.tools != "auto":
+            return self.tools
+        return "signature" if self.format == "compact" else "json"
 
 
 class TokenizerConfig(Section):
@@ -84,8 +96,11 @@ class TokenizerConfig(Section):
 
 
 class ModelConfig(Section):
-    """Qwen3 dense architecture. `vocab_size` comes from the tokenizer."""
+    """Shape of the policy. `vocab_size` comes from the tokenizer; with `init_from` the folder's config.json
+    goes before what stands here."""
 
+    architecture: Literal["qwen3", "llama"] = "qwen3"
+    """Dense Qwen3, or Llama (SmolLM2 too): the same without query and key norms."""
     num_layers: int = Field(default=4, ge=1)
     hidden_size: int = Field(default=128, ge=8)
     intermediate_size: int = Field(default=384, ge=8)
@@ -118,6 +133,11 @@ class ModelConfig(Section):
     def _one_start(self) -> ModelConfig:
         if self.init_from and self.init != "random":
             raise ValueError(f"init is {self.init!r} and init_from {self.init_from!r}; a model has one start")
+        if self.init == "retrieval" and self.architecture != "qwen3":
+            raise ValueError(
+                f"init 'retrieval' sets query and key norms, which architecture {self.architecture!r} does "
+                "not have; use 'qwen3' or init = 'random'"
+            )
         return self
 
 

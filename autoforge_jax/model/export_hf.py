@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 
 from autoforge_jax.errors import WeightsError
 from autoforge_jax.model.config import Qwen3Config
-from autoforge_jax.model.load_hf import LAYER_NAMES, TOP_NAMES, hf_shapes
+from autoforge_jax.model.load_hf import LAYER_NAMES, TOP_NAMES, hf_shapes, layer_names
 from autoforge_jax.model.qwen3 import Weights, weights_of
 
 
@@ -71,7 +71,8 @@ def hf_tensors(weights: Weights, config: Qwen3Config) -> dict[str, np.ndarray]:
     for ours, theirs in TOP_NAMES.items():
         if ours in weights:
             tensors[theirs] = np.asarray(weights[ours], np.float32)
-    for ours, (theirs, transposed) in LAYER_NAMES.items():
+    for ours in layer_names(config):
+        theirs, transposed = LAYER_NAMES[ours]
         stacked = np.asarray(weights["layers"][ours], np.float32)
         for i, value in enumerate(stacked):
             tensors[f"model.layers.{i}.{theirs}"] = np.ascontiguousarray(value.T if transposed else value)

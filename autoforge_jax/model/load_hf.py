@@ -1,4 +1,4 @@
-"""Read a Hugging Face Qwen3 folder (config.json + safetensors) into our parameter tree."""
+"""Read a Hugging Face Qwen3 or Llama folder (config.json + safetensors) into our parameter tree."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ LAYER_NAMES: dict[str, tuple[str, bool]] = {
     "up": ("mlp.up_proj.weight", True),
     "down": ("mlp.down_proj.weight", True),
 }
-"""Our name in ``layers/`` -> (name under ``model.layers.N.``, whether the two are transposes)."""
+"""Our name in ``layers/`` -> (name under ``model.layers.N.``, whether the two are transposes). A Llama has no
+query and key norms."""
 TOP_NAMES = {
     "embedding": "model.embed_tokens.weight",
     "final_norm": "model.norm.weight",
@@ -61,7 +62,8 @@ def load_hf(folder: Path, config: Qwen3Config | None = None) -> nnx.State:
     folder = Path(folder)
     stored = read_hf_config(folder)
     config = config or stored
-    for name in ("tie_embeddings", "rope_theta", "rms_norm_eps"):  # what no tensor's shape can show
+    # what no tensor's shape can show
+    for name in ("architecture", "tie_embeddings", "rope_theta", "rope_scaling", "rms_norm_eps"):
         if getattr(config, name) != getattr(stored, name):
             raise WeightsError(
                 f"{folder.name}/config.json: {name} is {getattr(stored, name)}, the run expects "
@@ -77,6 +79,7 @@ def load_hf(folder: Path, config: Qwen3Config | None = None) -> nnx.State:
     for name, shape in expected.items():
         if tensors[name].shape != shape:
             raise WeightsError(f"{folder.name}: {name} has shape {tensors[name].shape}, expected {shape}")
+    of_layer = {name: LAYER_NAMES[name] for name in layer_names(config)}
     weights: Weights = {ours: tensors[theirs] for ours, theirs in TOP_NAMES.items() if theirs in expected}
     weights["layers"] = {
         ours: jnp.stack(
@@ -87,11 +90,17 @@ def load_hf(folder: Path, config: Qwen3Config | None = None) -> nnx.State:
                 for i in range(config.num_layers)
             ]
         )
-        for ours, (theirs, transposed) in LAYER_NAMES.items()
+        for ours, (theirs, transposed) in of_layer.items()
     }
     _, params = nnx.split(nnx.eval_shape(lambda: Qwen3(config, rngs=nnx.Rngs(0))), nnx.Param)
     nnx.replace_by_pure_dict(params, weights)
     return params
+
+
+def layer_names(config: Qwen3Config) -> tuple[str, ...]:
+    """The names of `LAYER_NAMES` that a model has, in file order."""
+    ours = parameter_shapes(config)
+    return tuple(name for name in LAYER_NAMES if f"layers/{name}" in ours)
 
 
 def hf_shapes(config: Qwen3Config) -> dict[str, tuple[int, ...]]:
@@ -99,7 +108,8 @@ def hf_shapes(config: Qwen3Config) -> dict[str, tuple[int, ...]]:
     ours = parameter_shapes(config)
     shapes = {TOP_NAMES["embedding"]: ours["embedding"]}
     for i in range(config.num_layers):
-        for name, (theirs, transposed) in LAYER_NAMES.items():
+        for name in layer_names(config):
+            theirs, transposed = LAYER_NAMES[name]
             shape = ours[f"layers/{name}"][1:]
             shapes[f"model.layers.{i}.{theirs}"] = shape[::-1] if transposed else shape
     shapes[TOP_NAMES["final_norm"]] = ours["final_norm"]

@@ -1,5 +1,6 @@
 """Dense Qwen3 as transformers computes it: pre-norm blocks, RMS norm on every query and key head, rotary
-positions, grouped-query attention, SwiGLU, tied or untied output.
+positions, grouped-query attention, SwiGLU, tied or untied output. With `architecture = "llama"` the same
+without those norms: Llama and SmolLM2.
 
 `Qwen3` holds the parameters; the arithmetic is plain functions over a tree of arrays (`Weights`), so that the
 rollout engine and the learner run the same lines. All layers live stacked on a leading axis and one
@@ -22,6 +23,7 @@ from jaxtyping import Array, Float, Int
 
 from autoforge_jax.model.config import Qwen3Config
 from autoforge_jax.model.prefix import SharedPrefixes
+from autoforge_jax.model.rope import rope_frequencies
 from autoforge_jax.model.sharding import active_layout, constrain, gather_for_lookup
 from autoforge_jax.numerics.attention import PADDING_SEGMENT, PREFIX_SEGMENT, segment_attention
 
@@ -54,6 +56,8 @@ def parameter_shapes(config: Qwen3Config) -> dict[str, tuple[int, ...]]:
         "layers/up": (depth, d, c.intermediate_size),
         "layers/down": (depth, c.intermediate_size, d),
     }
+    if not c.qk_norm:
+        del shapes["layers/query_norm"], shapes["layers/key_norm"]
     return shapes if c.tie_embeddings else {**shapes, "lm_head": (c.vocab_size, d)}
 
 
@@ -101,7 +105,7 @@ class StackedLayers(nnx.Module):
 
 
 class Qwen3(nnx.Module):
-    """A dense Qwen3. ``graphdef, params = nnx.split(model, nnx.Param)`` gives the functional form."""
+    """A dense Qwen3 or Llama. ``graphdef, params = nnx.split(model, nnx.Param)`` is the functional form."""
 
     def __init__(self, config: Qwen3Config, *, rngs: nnx.Rngs) -> None:
         self.config = config
@@ -161,7 +165,10 @@ def rotary(
 ) -> tuple[Float[Array, "B T h"], Float[Array, "B T h"]]:
     """Cosine and sine [B, T, head_dim/2] of the angles, float32."""
     half = config.head_dim // 2
-    frequencies = config.rope_theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
+    if config.rope_scaling is None:
+        frequencies = config.rope_theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
+    else:
+        frequencies = jnp.asarray(rope_frequencies(config.head_dim, config.rope_theta, config.rope_scaling))
     angles = positions.astype(jnp.float32)[:, :, None] * frequencies[None, None, :]
     return jnp.cos(angles), jnp.sin(angles)
 
@@ -182,15 +189,16 @@ def project_qkv(
     sin: Float[Array, "B T h"],
     config: Qwen3Config,
 ) -> tuple[Float[Array, "B T H d"], Float[Array, "B T K d"], Float[Array, "B T K d"]]:
-    """Normed and turned queries and keys, and values, of one layer."""
+    """Queries and keys, turned (and normed first where the model has the norms), and values of one layer."""
     batch, length, _ = x.shape
     h = rms_norm(x, layer["input_norm"], config.rms_norm_eps)
     q = (h @ layer["query"].astype(h.dtype)).reshape(batch, length, config.num_heads, config.head_dim)
     k = (h @ layer["key"].astype(h.dtype)).reshape(batch, length, config.num_kv_heads, config.head_dim)
     v = (h @ layer["value"].astype(h.dtype)).reshape(batch, length, config.num_kv_heads, config.head_dim)
-    q = rotate(rms_norm(q, layer["query_norm"], config.rms_norm_eps), cos, sin)
-    k = rotate(rms_norm(k, layer["key_norm"], config.rms_norm_eps), cos, sin)
-    return q, k, v
+    if config.qk_norm:
+        q = rms_norm(q, layer["query_norm"], config.rms_norm_eps)
+        k = rms_norm(k, layer["key_norm"], config.rms_norm_eps)
+    return rotate(q, cos, sin), rotate(k, cos, sin), v
 
 
 def finish_layer(

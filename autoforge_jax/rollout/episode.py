@@ -17,12 +17,13 @@ from typing import TypeVar
 from autoforge_jax.config import RenderConfig
 from autoforge_jax.errors import ConfigError, LedgerError, PolicyError, TrainingError
 from autoforge_jax.rollout.conditions import Conditions
+from autoforge_jax.rollout.formats.calls import compact_json
+from autoforge_jax.rollout.formats.choose import chat_format
 from autoforge_jax.rollout.jobs import EpisodeJob, EpisodeLimits, TaskItem
 from autoforge_jax.rollout.ledger import TokenLedger, check_trajectory
 from autoforge_jax.rollout.policy import Policy
-from autoforge_jax.rollout.render import Renderer, action_pieces, compact_json, message_pieces, prefix_pieces
+from autoforge_jax.rollout.render import Renderer
 from autoforge_jax.rollout.scripted import ScriptedPolicy
-from autoforge_jax.rollout.tokenizer import IM_START
 from autoforge_jax.types import SampleOutput, SampleRequest, SamplingParams, Trajectory, Turn
 from envgen.interface import (
     Bundle,
@@ -373,17 +374,18 @@ def reference_texts(items: Iterable[TaskItem], config: RenderConfig) -> Iterator
     The system message stands before the first of every 8 transcripts of an environment: its words (tool and
     parameter names) weigh what they cost.
     """
+    form = chat_format(config)
     counts: dict[str, int] = {}
     for bundle, task in items:
         count = counts.get(bundle.environment_id, 0)
         counts[bundle.environment_id] = count + 1
-        pieces = [] if count % _PREFIX_EVERY else prefix_pieces(bundle.policy, bundle.tools, config)
+        pieces = [] if count % _PREFIX_EVERY else form.prefix(bundle.policy, bundle.tools)
         env = open_env(bundle, task, seed=0, limits=_REFERENCE_LIMITS.env)
-        pieces += message_pieces(env.start())
+        pieces += form.messages(env.start())
         for action in reference_actions(task):
             result = env.step(action)
-            pieces += (IM_START, "assistant\n", *action_pieces(action), "\n")
-            pieces += message_pieces(result.observations)
+            pieces += (*form.generation, *form.action(action), *form.after_action)
+            pieces += form.messages(result.observations)
             if result.done:
                 break
         yield "".join(pieces)

@@ -202,7 +202,7 @@ class Loop:
             "pad_token_id": tokenizer.pad_id,
             "eos_token_id": list(tokenizer.stop_ids),
         }
-        files = sorted(self.run.tokenizer.glob("*.json"))
+        files = sorted(self.run.tokenizer.glob("*.j*"))
         export_hf(self.run.export, params, self.assembly.model_config, files, ids)
         return f"{self.run.export} (policy version {version})"
 

@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from autoforge_jax.config import RenderConfig, SynthesisConfig
 from autoforge_jax.errors import ConfigError, TrainingError
-from autoforge_jax.rollout.render import prefix_pieces
+from autoforge_jax.rollout.formats.choose import chat_format
 from autoforge_jax.train.interrupt import Interrupted, StopFlag
 from autoforge_jax.train.metrics import Reporter
 from autoforge_jax.train.rundir import RunDir, read_json, write_json
@@ -282,6 +282,6 @@ def _account(source: Source, bundle: Bundle, content_hash: str, render: RenderCo
         "environment_id": bundle.environment_id,
         "content_hash": content_hash,
         "tasks": {split: len(ids) for split, ids in bundle.splits.items()},
-        "prompt": "".join(prefix_pieces(bundle.policy, bundle.tools, render)),
+        "prompt": "".join(chat_format(render).prefix(bundle.policy, bundle.tools)),
         "report": bundle.report.model_dump(mode="json"),
     }

@@ -1,5 +1,5 @@
-"""Our Qwen3 against transformers' numbers (tests/golden) and against itself where the numbers must not
-change."""
+"""Our Qwen3 and Llama against transformers' numbers (tests/golden) and against itself where the numbers
+must not change."""
 
 import dataclasses
 import json
@@ -34,7 +34,7 @@ TINY = Qwen3Config(
 
 def golden_folder(name: str, tmp_path: Path) -> tuple[Path, dict[str, np.ndarray]]:
     """The golden file as a Hugging Face folder, and what it says must come out."""
-    path = GOLDEN / f"qwen3_{name}.safetensors"
+    path = GOLDEN / f"{name}.safetensors"
     tensors = load_file(path)
     with safe_open(path, framework="np") as file:
         (tmp_path / "config.json").write_text(file.metadata()["config"])
@@ -43,7 +43,9 @@ def golden_folder(name: str, tmp_path: Path) -> tuple[Path, dict[str, np.ndarray
     return tmp_path, tensors
 
 
-@pytest.mark.parametrize("name", ["tied", "untied"])
+@pytest.mark.parametrize(
+    "name", ["qwen3_tied", "qwen3_untied", "llama_smollm2", "llama_llama3", "llama_linear"]
+)
 def test_equals_transformers_at_every_depth(name, tmp_path):
     folder, golden = golden_folder(name, tmp_path)
     config = Qwen3Config.from_hf(json.loads((folder / "config.json").read_text()))
@@ -175,7 +177,7 @@ def test_config_round_trip_and_refusals():
     older = {k: v for k, v in TINY.to_hf().items() if k not in ("rope_parameters", "dtype")}
     assert Qwen3Config.from_hf(older).rope_theta == 10_000.0
     for change, word in (
-        ({"model_type": "llama"}, "model_type"),
+        ({"model_type": "mistral"}, "model_type"),
         ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "rope_type"),
         ({"attention_bias": True}, "attention_bias"),
         ({"use_sliding_window": True}, "use_sliding_window"),

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from autoforge_jax.config import RenderConfig
 from autoforge_jax.errors import ConfigError, LedgerError
 from autoforge_jax.rollout.episode import reference_texts
-from autoforge_jax.rollout.render import Renderer, compact_json
+from autoforge_jax.rollout.formats.calls import compact_json
+from autoforge_jax.rollout.render import Renderer
 from autoforge_jax.rollout.signatures import one_line, signature
 from autoforge_jax.rollout.tokenizer import CHAT_TEMPLATE, SPECIAL_TOKENS
 from envgen.interface import AgentTool, Message, ToolCall
