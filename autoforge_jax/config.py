@@ -83,6 +83,21 @@ class TokenizerConfig(Section):
     max_transcripts: int = 4000
 
 
+class ExpertsConfig(Section):
+    """A mixture of experts in every layer (Qwen3-MoE); dropless."""
+
+    count: int = Field(default=0, ge=0)
+    """0 = a dense model. With `init_from` the folder's config.json says it, as for all of `[model]`."""
+    per_token: int = Field(default=8, ge=1)
+    width: int = Field(default=768, ge=8)
+    """Hidden width of one expert."""
+    normalise: bool = True
+    """A token's expert weights add up to one."""
+    balance: float = Field(default=0.0, ge=0)
+    """Coefficient of the load-balancing loss (model.moe.Balance), added to the step's loss; 0 = none. Read
+    also with `init_from`."""
+
+
 class ModelConfig(Section):
     """Qwen3 dense architecture. `vocab_size` comes from the tokenizer."""
 
@@ -113,11 +128,19 @@ class ModelConfig(Section):
     """Recompute each layer in the backward pass: far less memory for activations, about a third more work."""
     init_from: str = ""
     """A Hugging Face folder to start from; empty = from scratch."""
+    experts: ExpertsConfig = ExpertsConfig()
 
     @model_validator(mode="after")
     def _one_start(self) -> ModelConfig:
         if self.init_from and self.init != "random":
             raise ValueError(f"init is {self.init!r} and init_from {self.init_from!r}; a model has one start")
+        if self.init == "retrieval" and self.experts.count:
+            raise ValueError("init 'retrieval' writes dense layers; set experts.count = 0 or init = 'random'")
+        if 0 < self.experts.count < self.experts.per_token:
+            raise ValueError(
+                f"experts.per_token is {self.experts.per_token} and experts.count {self.experts.count}; a "
+                "token cannot take more experts than there are"
+            )
         return self
 
 
@@ -179,7 +202,8 @@ class MeshConfig(Section):
     tensor: int = Field(default=1, ge=1)
     """Devices that share the heads, the MLP and the vocabulary of the same rows."""
     expert: int = Field(default=1, ge=1)
-    """Devices that share the experts of a mixture-of-experts model."""
+    """Devices that share the experts of a mixture-of-experts model, each on rows of its own; they share the
+    other parameters like `fsdp` does."""
     chip: str = "cpu"
     """What `autoforge plan` plans for (plan/chips.toml); training uses the devices that are there."""
     coordinator: str = ""

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from autoforge_jax.config import ModelConfig
 from autoforge_jax.errors import WeightsError
+from autoforge_jax.model.experts import Experts
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,8 @@ class Qwen3Config:
     attention_chunk: int = 128
     """Queries per attention block at least (at most four times as many); keys after a block's last query are
     never read."""
+    experts: Experts | None = None
+    """A mixture of experts instead of the dense MLP (`intermediate_size` is then unused)."""
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:
@@ -51,7 +54,8 @@ class Qwen3Config:
     def num_parameters(self) -> int:
         """Trained numbers, embeddings included (once when tied)."""
         d, q, kv = self.hidden_size, self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        layer = 2 * d * q + 2 * d * kv + 3 * d * self.intermediate_size + 2 * d + 2 * self.head_dim
+        layer = 2 * d * q + 2 * d * kv + 2 * d + 2 * self.head_dim
+        layer += 3 * d * self.intermediate_size if self.experts is None else self.experts.layer_parameters(d)
         return (1 if self.tie_embeddings else 2) * self.vocab_size * d + self.num_layers * layer + d
 
     @staticmethod
@@ -73,6 +77,7 @@ class Qwen3Config:
             max_position=config.max_position,
             dtype=config.dtype,
             remat=config.remat,
+            experts=_experts(config),
         )
 
     @staticmethod
@@ -83,8 +88,8 @@ class Qwen3Config:
         built (rope scaling, sliding windows, attention bias, another activation).
         """
         kind = tree.get("model_type")
-        if kind != "qwen3":
-            raise WeightsError(f"config.json: model_type is {kind!r}, expected 'qwen3' (dense)")
+        if kind not in ("qwen3", "qwen3_moe"):
+            raise WeightsError(f"config.json: model_type is {kind!r}, expected 'qwen3' or 'qwen3_moe'")
         rope = dict(tree.get("rope_parameters") or tree.get("rope_scaling") or {})
         rope_kind = rope.get("rope_type", rope.get("type", "default"))
         refused = {
@@ -113,14 +118,21 @@ class Qwen3Config:
                 tie_embeddings=bool(tree.get("tie_word_embeddings", False)),
                 max_position=int(tree.get("max_position_embeddings", 32_768)),
                 dtype="bfloat16" if stored == "bfloat16" else "float32",
+                experts=Experts.from_hf(tree) if kind == "qwen3_moe" else None,
             )
         except KeyError as error:
             raise WeightsError(f"config.json: key {error.args[0]!r} is missing") from error
 
     def to_hf(self) -> dict[str, Any]:
         """The `config.json` tree of this model, as transformers 5 writes it and transformers 4 reads it."""
+        kind = {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}
+        if self.experts is not None:
+            kind = {
+                "model_type": "qwen3_moe",
+                "architectures": ["Qwen3MoeForCausalLM"],
+                **self.experts.to_hf(),
+            }
         return {
-            "architectures": ["Qwen3ForCausalLM"],
             "attention_bias": False,
             "attention_dropout": 0.0,
             "dtype": "float32",
@@ -131,7 +143,6 @@ class Qwen3Config:
             "intermediate_size": self.intermediate_size,
             "layer_types": ["full_attention"] * self.num_layers,
             "max_position_embeddings": self.max_position,
-            "model_type": "qwen3",
             "num_attention_heads": self.num_heads,
             "num_hidden_layers": self.num_layers,
             "num_key_value_heads": self.num_kv_heads,
@@ -144,4 +155,12 @@ class Qwen3Config:
             "use_cache": True,
             "use_sliding_window": False,
             "vocab_size": self.vocab_size,
+            **kind,
         }
+
+
+def _experts(config: ModelConfig) -> Experts | None:
+    chosen = config.experts
+    if chosen.count == 0:
+        return None
+    return Experts(chosen.count, chosen.per_token, chosen.width, chosen.normalise, chosen.balance)

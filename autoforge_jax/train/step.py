@@ -10,10 +10,9 @@ state and `step` stay, `skipped` grows by one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Protocol
 
 import jax
@@ -25,8 +24,8 @@ from flax import nnx
 from autoforge_jax.config import ERPOConfig
 from autoforge_jax.data.batch import Batch
 from autoforge_jax.model.prefix import SharedPrefixes
-from autoforge_jax.model.sharding import Layout, over_rows, row_axes
-from autoforge_jax.numerics.logprobs import DEFAULT_CHUNK, TokenLogprobs, row_logprobs
+from autoforge_jax.model.sharding import Layout
+from autoforge_jax.numerics.logprobs import DEFAULT_CHUNK, TokenLogprobs
 from autoforge_jax.numerics.losses import (
     LossOutput,
     MetricSums,
@@ -39,16 +38,13 @@ from autoforge_jax.numerics.losses import (
     supervised_loss,
     token_shares,
 )
+from autoforge_jax.train.forward import Forward, RowPenalty, batch_logprobs, evaluate_batch
 from autoforge_jax.train.state import Params, TrainState
-
-Forward = Callable[..., tuple[jax.Array, jax.Array]]
-"""(params, tokens, positions, segment_ids[, prefixes]) -> (hidden [rows, tokens, D], unembedding [V, D]).
-Prefixes are passed only for batches that have them; hidden is then [rows, 1 + tokens, D] (`Qwen3.__call__`).
-"""
 
 
 def forward_of(graphdef: nnx.GraphDef) -> Forward:
-    """The forward function of a model that was split with ``nnx.split(model, nnx.Param)``."""
+    """The forward function of a model that was split with ``nnx.split(model, nnx.Param)``. A model with
+    experts adds ``experts.balance`` × the load-balancing loss, mean over layers."""
 
     def forward(
         params: Params,
@@ -56,9 +52,14 @@ def forward_of(graphdef: nnx.GraphDef) -> Forward:
         positions: jax.Array,
         segment_ids: jax.Array,
         prefixes: SharedPrefixes | None = None,
-    ) -> tuple[jax.Array, jax.Array]:
+    ) -> tuple[Any, ...]:
         model: Any = nnx.merge(graphdef, params)
-        return model(tokens, positions, segment_ids, prefixes), model.unembedding()
+        hidden, balance = model.with_balance(tokens, positions, segment_ids, prefixes)
+        if balance is None:
+            return hidden, model.unembedding()
+        coefficient = jnp.float32(model.config.experts.balance)
+        penalty = RowPenalty(coefficient * balance.penalty, balance.penalty, balance.peak_load)
+        return hidden, model.unembedding(), penalty
 
     return forward
 
@@ -75,6 +76,10 @@ class Objective(Protocol):
         """The loss's denominator over the whole step, in numpy."""
         ...
 
+    def row_shares(self, batch: Batch) -> jax.Array:
+        """What each row [rows] contributes to the denominator."""
+        ...
+
     def __call__(self, tokens: TokenLogprobs, batch: Batch, denominator: jax.Array) -> LossOutput:
         """The micro-batch's share of the step's loss."""
         ...
@@ -89,6 +94,10 @@ class SupervisedObjective:
     def denominator(self, batches: Sequence[Batch]) -> float:
         """Σ loss weights."""
         return float(sum(np.sum(np.asarray(b.loss_weight), dtype=np.float64) for b in batches))
+
+    def row_shares(self, batch: Batch) -> jax.Array:
+        """Σ loss weights of each row."""
+        return jnp.sum(batch.loss_weight, axis=1)
 
     def __call__(self, tokens: TokenLogprobs, batch: Batch, denominator: jax.Array) -> LossOutput:
         """See `losses.supervised_loss`."""
@@ -125,6 +134,12 @@ class PolicyObjective:
         """Σ token shares: weighted loss tokens, or weighted trajectories that have any."""
         shares = [token_shares(b.loss_weight, b.sample_loss_tokens, self.loss.aggregation) for b in batches]
         return float(sum(np.sum(np.asarray(share), dtype=np.float64) for share in shares))
+
+    def row_shares(self, batch: Batch) -> jax.Array:
+        """Σ token shares of each row."""
+        return jnp.sum(
+            token_shares(batch.loss_weight, batch.sample_loss_tokens, self.loss.aggregation), axis=1
+        )
 
     def __call__(self, tokens: TokenLogprobs, batch: Batch, denominator: jax.Array) -> LossOutput:
         """See `losses.policy_loss`."""
@@ -286,9 +301,19 @@ class TrainStep:
 
     def loss(self, params: Params, batch: Batch, denominator: jax.Array) -> tuple[jax.Array, MetricSums]:
         """A micro-batch's share of the loss, and its metrics; traceable."""
-        tokens = batch_logprobs(self._forward, params, batch, self.objective.temperature, self._chunk_size)
+        tokens, penalty = evaluate_batch(
+            self._forward, params, batch, self.objective.temperature, self._chunk_size
+        )
         output = self.objective(tokens, batch, denominator)
-        return output.loss, output.metrics
+        if penalty is None:
+            return output.loss, output.metrics
+        added = jnp.sum(penalty.loss * self.objective.row_shares(batch)) / denominator
+        loss_tokens = jnp.sum(batch.loss_mask, axis=1, dtype=jnp.float32)
+        metrics = MetricSums(
+            sums=output.metrics.sums | {"router_balance": jnp.sum(penalty.balance * loss_tokens)},
+            maxima=output.metrics.maxima | {"router_load_max": jnp.max(penalty.peak_load)},
+        )
+        return output.loss + added, metrics
 
     def _sums(self, params: Params, batch: Batch, denominator: jax.Array) -> _Sums:
         with on_layout(self.layout):
@@ -331,18 +356,6 @@ def make_train_step(
 def on_layout(layout: Layout | None) -> AbstractContextManager[None]:
     """Trace for `layout`, or for one device."""
     return nullcontext() if layout is None else layout.active()
-
-
-def batch_logprobs(
-    forward: Forward, params: Params, batch: Batch, temperature: float, chunk_size: int = DEFAULT_CHUNK
-) -> TokenLogprobs:
-    """Log-probs [rows, tokens] of the batch's loss tokens under `params`; 0 elsewhere."""
-    prefixes = () if batch.prefixes is None else (batch.prefixes,)
-    hidden, unembedding = forward(params, batch.tokens, batch.positions, batch.segment_ids, *prefixes)
-    logprobs = partial(row_logprobs, temperature=temperature, chunk_size=chunk_size, mapped_axes=row_axes())
-    return over_rows(logprobs, (True, False, True, True, True))(
-        hidden, unembedding, batch.tokens, batch.predictor_index, batch.loss_mask
-    )
 
 
 class ReferenceLogprobs:

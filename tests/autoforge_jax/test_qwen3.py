@@ -43,7 +43,7 @@ def golden_folder(name: str, tmp_path: Path) -> tuple[Path, dict[str, np.ndarray
     return tmp_path, tensors
 
 
-@pytest.mark.parametrize("name", ["tied", "untied"])
+@pytest.mark.parametrize("name", ["tied", "untied", "wide_heads", "moe", "moe_unnormalised"])
 def test_equals_transformers_at_every_depth(name, tmp_path):
     folder, golden = golden_folder(name, tmp_path)
     config = Qwen3Config.from_hf(json.loads((folder / "config.json").read_text()))
