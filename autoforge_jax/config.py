@@ -144,6 +144,30 @@ class ModelConfig(Section):
         return self
 
 
+class LoRAConfig(Section):
+    """Train low-rank adapters instead of the model (model.lora); exports and engines get the merged model."""
+
+    rank: int = Field(default=0, ge=0)
+    """0 = train every parameter."""
+    alpha: float = Field(default=32.0, gt=0)
+    """Adapters count alpha / rank."""
+    targets: tuple[Literal["query", "key", "value", "output", "gate", "up", "down"], ...] = (
+        "query", "key", "value", "output", "gate", "up", "down",
+    )  # fmt: skip
+    """Projections with an adapter. A mixture of experts has the first four."""
+
+    @property
+    def scale(self) -> float:
+        """alpha / rank."""
+        return self.alpha / max(self.rank, 1)
+
+    @model_validator(mode="after")
+    def _targets_once(self) -> LoRAConfig:
+        if self.rank and (not self.targets or len(set(self.targets)) != len(self.targets)):
+            raise ValueError(f"targets are {list(self.targets)}, expected at least one, and each once")
+        return self
+
+
 class OptimizerConfig(Section):
     """optax chain: clip by global norm -> AdamW with warm-up and decay."""
 
@@ -382,6 +406,7 @@ class Config(Section):
     render: RenderConfig = RenderConfig()
     tokenizer: TokenizerConfig = TokenizerConfig()
     model: ModelConfig = ModelConfig()
+    lora: LoRAConfig = LoRAConfig()
     batch: BatchConfig = BatchConfig()
     mesh: MeshConfig = MeshConfig()
     sft: SFTConfig = SFTConfig()
@@ -419,6 +444,11 @@ class Config(Section):
                         "SGLang than to the embedded engine; use one of the two"
                     )
         tasks, heldout = self.synthesis.tasks_per_bundle, self.synthesis.heldout_tasks_per_bundle
+        if self.lora.rank and self.model.experts.count and {"gate", "up", "down"} & set(self.lora.targets):
+            raise ValueError(
+                "lora.targets names gate, up or down, which a model with experts does not have; use "
+                '["query", "key", "value", "output"]'
+            )
         if heldout >= tasks:
             raise ValueError(
                 f"synthesis.heldout_tasks_per_bundle ({heldout}) leaves no training task of "

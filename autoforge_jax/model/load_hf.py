@@ -7,6 +7,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import numpy as np
 from flax import nnx
 from jax.sharding import SingleDeviceSharding
 
+from autoforge_jax.config import ModelConfig
 from autoforge_jax.errors import WeightsError
 from autoforge_jax.model.config import Qwen3Config
 from autoforge_jax.model.hf_files import HFTensors
@@ -61,6 +63,15 @@ def read_hf_config(folder: Path) -> Qwen3Config:
     if not isinstance(tree, dict):
         raise WeightsError(f"{path} holds {type(tree).__name__}, expected an object")
     return Qwen3Config.from_hf(tree)
+
+
+def stored_shape(folder: Path, section: ModelConfig) -> Qwen3Config:
+    """`read_hf_config`, with the choices of `[model]` that no checkpoint makes: remat and the balance
+    loss."""
+    shape = replace(read_hf_config(folder), remat=section.remat)
+    if shape.experts is None:
+        return shape
+    return replace(shape, experts=replace(shape.experts, balance=section.experts.balance))
 
 
 def load_hf(
@@ -150,10 +161,8 @@ def _check_tensors(tensors: HFTensors, config: Qwen3Config) -> None:
             raise WeightsError(f"{where}: {name} has shape {found[name]}, expected {shape}")
 
 
-def _piece(
-    tensors: HFTensors, path: str, shape: tuple[int, ...], dtype: np.dtype, index: tuple[slice, ...]
-) -> np.ndarray:
-    """The part of one of our parameters that one device holds."""
+def _piece(tensors: HFTensors, path: str, shape: tuple[int, ...], dtype: np.dtype, index: Any) -> np.ndarray:
+    """The part of one of our parameters that one device holds; index: a slice per axis."""
     spans = [range(*part.indices(length)) for part, length in zip(index, shape, strict=True)]
     if path in TOP_NAMES:
         return tensors.read(TOP_NAMES[path], _slices(spans)).astype(dtype)

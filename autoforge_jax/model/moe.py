@@ -57,7 +57,7 @@ def moe_mlp(
         mapped,
         mesh=layout.mesh,
         in_specs=(rows, rows, PartitionSpec(), wide, wide, narrow),
-        out_specs=(rows, Balance(rows, rows)),
+        out_specs=(rows, Balance._make((rows, rows))),
         check_vma=False,
     )(h, valid, *weights)
 

@@ -192,6 +192,15 @@ def rotate(
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
 
 
+def project(layer: Layer, name: str, h: Float[Array, "*N i"]) -> Float[Array, "*N o"]:
+    """``h @ W`` in h's type, plus the projection's adapter where it has one (model.lora)."""
+    out = h @ layer[name].astype(h.dtype)
+    if f"{name}_lora_a" not in layer:
+        return out
+    a, b = (layer[f"{name}_lora_{side}"].astype(h.dtype) for side in "ab")
+    return out + (h @ a) @ b
+
+
 def project_qkv(
     layer: Layer,
     x: Float[Array, "B T D"],
@@ -202,9 +211,9 @@ def project_qkv(
     """Normed and turned queries and keys, and values, of one layer."""
     batch, length, _ = x.shape
     h = rms_norm(x, layer["input_norm"], config.rms_norm_eps)
-    q = (h @ layer["query"].astype(h.dtype)).reshape(batch, length, config.num_heads, config.head_dim)
-    k = (h @ layer["key"].astype(h.dtype)).reshape(batch, length, config.num_kv_heads, config.head_dim)
-    v = (h @ layer["value"].astype(h.dtype)).reshape(batch, length, config.num_kv_heads, config.head_dim)
+    q = project(layer, "query", h).reshape(batch, length, config.num_heads, config.head_dim)
+    k = project(layer, "key", h).reshape(batch, length, config.num_kv_heads, config.head_dim)
+    v = project(layer, "value", h).reshape(batch, length, config.num_kv_heads, config.head_dim)
     q = rotate(rms_norm(q, layer["query_norm"], config.rms_norm_eps), cos, sin)
     k = rotate(rms_norm(k, layer["key_norm"], config.rms_norm_eps), cos, sin)
     return q, k, v
@@ -227,13 +236,13 @@ def finish_layer_with_balance(
 ) -> tuple[Float[Array, "B T D"], Balance | None]:
     """`finish_layer`, and how the router spread the tokens (None without experts). Tokens that are not
     `valid` go to no expert."""
-    x = constrain(x + attended.reshape(*x.shape[:2], -1) @ layer["output"].astype(x.dtype))
+    x = constrain(x + project(layer, "output", attended.reshape(*x.shape[:2], -1)))
     h = rms_norm(x, layer["post_norm"], config.rms_norm_eps)
     if config.experts is not None:
         mixed, balance = moe_mlp(layer, h, valid, config.experts)
         return constrain(x + mixed), balance
-    gated = jax.nn.silu(h @ layer["gate"].astype(h.dtype)) * (h @ layer["up"].astype(h.dtype))
-    return constrain(x + gated @ layer["down"].astype(h.dtype)), None
+    gated = jax.nn.silu(project(layer, "gate", h)) * project(layer, "up", h)
+    return constrain(x + project(layer, "down", gated)), None
 
 
 def embed(weights: Weights, tokens: Int[Array, "B T"], config: Qwen3Config) -> Float[Array, "B T D"]:

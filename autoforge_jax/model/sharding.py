@@ -48,6 +48,14 @@ LOGICAL_AXES: dict[str, tuple[str | None, ...]] = {
     "layers/expert_up": ("layers", "experts", "expert_embed", "mlp"),
     "layers/expert_down": ("layers", "experts", "mlp", "expert_embed"),
 }
+LOGICAL_AXES |= {
+    f"layers/{name}_lora_{side}": ("layers", *ends)
+    for name in ("query", "key", "value", "output", "gate", "up", "down")
+    for side, ends in (
+        ("a", (LOGICAL_AXES[f"layers/{name}"][1], None)),
+        ("b", (None, LOGICAL_AXES[f"layers/{name}"][2])),
+    )
+}
 """Path of the parameter -> one name per axis (None: never split). `heads` and `kv_heads` count heads ×
 head_dim, so a mesh axis on them must divide the number of heads."""
 

@@ -11,7 +11,6 @@ state and `step` stay, `skipped` grows by one.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -38,7 +37,14 @@ from autoforge_jax.numerics.losses import (
     supervised_loss,
     token_shares,
 )
-from autoforge_jax.train.forward import Forward, RowPenalty, batch_logprobs, evaluate_batch
+from autoforge_jax.train.forward import (
+    Adapted,
+    Forward,
+    batch_logprobs,
+    evaluate_batch,
+    on_layout,
+    penalty_of,
+)
 from autoforge_jax.train.state import Params, TrainState
 
 
@@ -55,11 +61,7 @@ def forward_of(graphdef: nnx.GraphDef) -> Forward:
     ) -> tuple[Any, ...]:
         model: Any = nnx.merge(graphdef, params)
         hidden, balance = model.with_balance(tokens, positions, segment_ids, prefixes)
-        if balance is None:
-            return hidden, model.unembedding()
-        coefficient = jnp.float32(model.config.experts.balance)
-        penalty = RowPenalty(coefficient * balance.penalty, balance.penalty, balance.peak_load)
-        return hidden, model.unembedding(), penalty
+        return hidden, model.unembedding(), *penalty_of(model.config, balance)
 
     return forward
 
@@ -178,8 +180,10 @@ class TrainStep:
         *,
         chunk_size: int = DEFAULT_CHUNK,
         layout: Layout | None = None,
+        frozen: Params | None = None,
     ) -> None:
         self.objective = objective
+        self._frozen = frozen
         self.layout = layout
         self._forward, self._optimizer, self._chunk_size = forward, optimizer, chunk_size
         self._traces = 0
@@ -230,14 +234,15 @@ class TrainStep:
     def lower(self, params: Params, batch: Batch) -> jax.stages.Lowered:
         """The micro-batch program for arrays or shapes, not compiled: for its memory and cost analysis."""
         scale = jax.ShapeDtypeStruct((), jnp.float32)
-        return self._add.lower(jax.eval_shape(self._sums, params, batch, scale), params, batch, scale)
+        sums = jax.eval_shape(self._sums, params, batch, scale, self._frozen)
+        return self._add.lower(sums, params, batch, scale, self._frozen)
 
     def _accumulate(self, params: Params, batches: Sequence[Batch], denominator: float) -> _Sums:
         if self.layout is not None:
             return self._accumulate_on(self.layout, params, batches, denominator)
         scale = jnp.asarray(denominator, jnp.float32)
         if self._metrics is None:
-            self._metrics = jax.eval_shape(self._sums, params, batches[0], scale).metrics
+            self._metrics = jax.eval_shape(self._sums, params, batches[0], scale, self._frozen).metrics
         # Starting from zeros costs nothing and saves compiling a second program without an addition.
         sums = _Sums(
             grads=jax.tree.map(jnp.zeros_like, params),
@@ -245,7 +250,7 @@ class TrainStep:
             metrics=jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), self._metrics),
         )
         for batch in batches:
-            sums = self._add(sums, params, batch, scale)
+            sums = self._add(sums, params, batch, scale, self._frozen)
         return sums
 
     def _accumulate_on(
@@ -254,7 +259,7 @@ class TrainStep:
         """`_accumulate` on a mesh: rows split over devices, sums where the parameters are."""
         scale = np.float32(denominator)
         if self._zeros is None:
-            shapes = jax.eval_shape(self._sums, params, batches[0], scale)
+            shapes = jax.eval_shape(self._sums, params, batches[0], scale, self._frozen)
             owned = layout.of_state(params)
             rest: Any = layout.replicated
             places = _Sums(owned, rest, jax.tree.map(lambda _: rest, shapes.metrics))
@@ -265,14 +270,14 @@ class TrainStep:
             )
             self._add = jax.jit(
                 self._add_micro_batch,
-                in_shardings=(places, owned, rows, rest),
+                in_shardings=(places, owned, rows, rest, layout.of_state(self._frozen)),
                 out_shardings=places,
                 donate_argnums=(0,),
             )
         sums = self._zeros()
         for batch in batches:
             placed = layout.place(batch, jax.tree.map(layout.of_rows, batch))
-            sums = self._add(sums, params, placed, scale)
+            sums = self._add(sums, params, placed, scale, self._frozen)
         return sums
 
     def _apply_update(
@@ -290,19 +295,24 @@ class TrainStep:
             self._applied_on_mesh = True
         return self._apply(state, grads, loss)
 
-    def _add_micro_batch(self, sums: _Sums, params: Params, batch: Batch, denominator: jax.Array) -> _Sums:
+    def _add_micro_batch(
+        self, sums: _Sums, params: Params, batch: Batch, denominator: jax.Array, frozen: Params | None
+    ) -> _Sums:
         self._traces += 1
-        more = self._sums(params, batch, denominator)
+        more = self._sums(params, batch, denominator, frozen)
         return _Sums(
             grads=jax.tree.map(jnp.add, sums.grads, more.grads),
             loss=sums.loss + more.loss,
             metrics=add_metrics(sums.metrics, more.metrics),
         )
 
-    def loss(self, params: Params, batch: Batch, denominator: jax.Array) -> tuple[jax.Array, MetricSums]:
-        """A micro-batch's share of the loss, and its metrics; traceable."""
+    def loss(
+        self, params: Params, batch: Batch, denominator: jax.Array, frozen: Params | None = None
+    ) -> tuple[jax.Array, MetricSums]:
+        """A micro-batch's share of the loss, and its metrics; traceable. frozen: the model under adapters."""
+        given = params if frozen is None else Adapted(frozen, params)
         tokens, penalty = evaluate_batch(
-            self._forward, params, batch, self.objective.temperature, self._chunk_size
+            self._forward, given, batch, self.objective.temperature, self._chunk_size
         )
         output = self.objective(tokens, batch, denominator)
         if penalty is None:
@@ -315,9 +325,13 @@ class TrainStep:
         )
         return output.loss + added, metrics
 
-    def _sums(self, params: Params, batch: Batch, denominator: jax.Array) -> _Sums:
+    def _sums(
+        self, params: Params, batch: Batch, denominator: jax.Array, frozen: Params | None = None
+    ) -> _Sums:
         with on_layout(self.layout):
-            (loss, metrics), grads = jax.value_and_grad(self.loss, has_aux=True)(params, batch, denominator)
+            (loss, metrics), grads = jax.value_and_grad(self.loss, has_aux=True)(
+                params, batch, denominator, frozen
+            )
         return _Sums(grads=grads, loss=loss, metrics=metrics)
 
     def _update(
@@ -345,17 +359,14 @@ def make_train_step(
     *,
     chunk_size: int = DEFAULT_CHUNK,
     layout: Layout | None = None,
+    frozen: Params | None = None,
 ) -> TrainStep:
     """The train step of one phase. Keep it for the whole phase: its compiled programs belong to it.
 
+    frozen: with `lora.adapted_forward`, the model whose adapters the state's parameters are; it is read only.
     With a layout the state it is given must lie as ``layout.of_state`` says (`init_state`, a restore).
     """
-    return TrainStep(forward, optimizer, objective, chunk_size=chunk_size, layout=layout)
-
-
-def on_layout(layout: Layout | None) -> AbstractContextManager[None]:
-    """Trace for `layout`, or for one device."""
-    return nullcontext() if layout is None else layout.active()
+    return TrainStep(forward, optimizer, objective, chunk_size=chunk_size, layout=layout, frozen=frozen)
 
 
 class ReferenceLogprobs:

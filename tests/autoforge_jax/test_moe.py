@@ -54,7 +54,7 @@ def test_grouped_products_and_their_gradients_equal_a_loop(block: int) -> None:
         padded = jnp.concatenate([w, jnp.zeros((1, 5, 6), jnp.float32)])
         return jnp.einsum("nd,nkdf->nkf", x, padded[groups])
 
-    np.testing.assert_allclose(jax.jit(ours)(x, w), by_hand(x, w), atol=1e-5)
+    np.testing.assert_allclose(jax.jit(ours)(x, w), by_hand(jnp.asarray(x), jnp.asarray(w)), atol=1e-5)
     weight = rng.normal(size=(9, 2, 6)).astype(np.float32)
     got = jax.jit(jax.grad(lambda x, w: jnp.sum(ours(x, w) * weight), (0, 1)))(x, w)
     want = jax.grad(lambda x, w: jnp.sum(by_hand(x, w) * weight), (0, 1))(x, w)
@@ -191,7 +191,7 @@ def test_shapes_counts_axes_and_configs() -> None:
 )
 def test_a_mesh_that_does_not_fit_says_which_number(mesh: dict[str, int], rows: int, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        check_mesh(MeshConfig(**mesh), MOE, rows)
+        check_mesh(MeshConfig.model_validate(mesh), MOE, rows)
 
 
 @pytest.fixture(scope="module")
