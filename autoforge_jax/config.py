@@ -95,6 +95,21 @@ class TokenizerConfig(Section):
     max_transcripts: int = 4000
 
 
+class ExpertsConfig(Section):
+    """A mixture of experts in every layer (Qwen3-MoE); dropless."""
+
+    count: int = Field(default=0, ge=0)
+    """0 = a dense model. With `init_from` the folder's config.json says it, as for all of `[model]`."""
+    per_token: int = Field(default=8, ge=1)
+    width: int = Field(default=768, ge=8)
+    """Hidden width of one expert."""
+    normalise: bool = True
+    """A token's expert weights add up to one."""
+    balance: float = Field(default=0.0, ge=0)
+    """Coefficient of the load-balancing loss (model.moe.Balance), added to the step's loss; 0 = none. Read
+    also with `init_from`."""
+
+
 class ModelConfig(Section):
     """Shape of the policy. `vocab_size` comes from the tokenizer; with `init_from` the folder's config.json
     goes before what stands here."""
@@ -128,6 +143,7 @@ class ModelConfig(Section):
     """Recompute each layer in the backward pass: far less memory for activations, about a third more work."""
     init_from: str = ""
     """A Hugging Face folder to start from; empty = from scratch."""
+    experts: ExpertsConfig = ExpertsConfig()
 
     @model_validator(mode="after")
     def _one_start(self) -> ModelConfig:
@@ -138,6 +154,37 @@ class ModelConfig(Section):
                 f"init 'retrieval' sets query and key norms, which architecture {self.architecture!r} does "
                 "not have; use 'qwen3' or init = 'random'"
             )
+        if self.init == "retrieval" and self.experts.count:
+            raise ValueError("init 'retrieval' writes dense layers; set experts.count = 0 or init = 'random'")
+        if 0 < self.experts.count < self.experts.per_token:
+            raise ValueError(
+                f"experts.per_token is {self.experts.per_token} and experts.count {self.experts.count}; a "
+                "token cannot take more experts than there are"
+            )
+        return self
+
+
+class LoRAConfig(Section):
+    """Train low-rank adapters instead of the model (model.lora); exports and engines get the merged model."""
+
+    rank: int = Field(default=0, ge=0)
+    """0 = train every parameter."""
+    alpha: float = Field(default=32.0, gt=0)
+    """Adapters count alpha / rank."""
+    targets: tuple[Literal["query", "key", "value", "output", "gate", "up", "down"], ...] = (
+        "query", "key", "value", "output", "gate", "up", "down",
+    )  # fmt: skip
+    """Projections with an adapter. A mixture of experts has the first four."""
+
+    @property
+    def scale(self) -> float:
+        """alpha / rank."""
+        return self.alpha / max(self.rank, 1)
+
+    @model_validator(mode="after")
+    def _targets_once(self) -> LoRAConfig:
+        if self.rank and (not self.targets or len(set(self.targets)) != len(self.targets)):
+            raise ValueError(f"targets are {list(self.targets)}, expected at least one, and each once")
         return self
 
 
@@ -199,7 +246,8 @@ class MeshConfig(Section):
     tensor: int = Field(default=1, ge=1)
     """Devices that share the heads, the MLP and the vocabulary of the same rows."""
     expert: int = Field(default=1, ge=1)
-    """Devices that share the experts of a mixture-of-experts model."""
+    """Devices that share the experts of a mixture-of-experts model, each on rows of its own; they share the
+    other parameters like `fsdp` does."""
     chip: str = "cpu"
     """What `autoforge plan` plans for (plan/chips.toml); training uses the devices that are there."""
     coordinator: str = ""
@@ -378,6 +426,7 @@ class Config(Section):
     render: RenderConfig = RenderConfig()
     tokenizer: TokenizerConfig = TokenizerConfig()
     model: ModelConfig = ModelConfig()
+    lora: LoRAConfig = LoRAConfig()
     batch: BatchConfig = BatchConfig()
     mesh: MeshConfig = MeshConfig()
     sft: SFTConfig = SFTConfig()
@@ -415,6 +464,11 @@ class Config(Section):
                         "SGLang than to the embedded engine; use one of the two"
                     )
         tasks, heldout = self.synthesis.tasks_per_bundle, self.synthesis.heldout_tasks_per_bundle
+        if self.lora.rank and self.model.experts.count and {"gate", "up", "down"} & set(self.lora.targets):
+            raise ValueError(
+                "lora.targets names gate, up or down, which a model with experts does not have; use "
+                '["query", "key", "value", "output"]'
+            )
         if heldout >= tasks:
             raise ValueError(
                 f"synthesis.heldout_tasks_per_bundle ({heldout}) leaves no training task of "

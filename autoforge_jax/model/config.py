@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from autoforge_jax.config import ModelConfig
 from autoforge_jax.errors import WeightsError
+from autoforge_jax.model.experts import Experts
 from autoforge_jax.model.rope import RopeScaling, read_rope
 
 
@@ -41,6 +42,8 @@ class Qwen3Config:
     never read."""
     architecture: Literal["qwen3", "llama"] = "qwen3"
     rope_scaling: RopeScaling | None = None
+    experts: Experts | None = None
+    """A mixture of experts instead of the dense MLP (`intermediate_size` is then unused)."""
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:
@@ -60,8 +63,8 @@ class Qwen3Config:
     def num_parameters(self) -> int:
         """Trained numbers, embeddings included (once when tied)."""
         d, q, kv = self.hidden_size, self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        layer = 2 * d * q + 2 * d * kv + 3 * d * self.intermediate_size + 2 * d
-        layer += 2 * self.head_dim if self.qk_norm else 0
+        layer = 2 * d * q + 2 * d * kv + 2 * d + (2 * self.head_dim if self.qk_norm else 0)
+        layer += 3 * d * self.intermediate_size if self.experts is None else self.experts.layer_parameters(d)
         return (1 if self.tie_embeddings else 2) * self.vocab_size * d + self.num_layers * layer + d
 
     @staticmethod
@@ -84,6 +87,7 @@ class Qwen3Config:
             dtype=config.dtype,
             remat=config.remat,
             architecture=config.architecture,
+            experts=_experts(config),
         )
 
     @staticmethod
@@ -94,8 +98,10 @@ class Qwen3Config:
         built (other rope scalings than `model.rope`, sliding windows, biases, another activation).
         """
         kind = tree.get("model_type")
-        if kind not in ("qwen3", "llama"):
-            raise WeightsError(f"config.json: model_type is {kind!r}, expected 'qwen3' (dense) or 'llama'")
+        if kind not in ("qwen3", "qwen3_moe", "llama"):
+            raise WeightsError(
+                f"config.json: model_type is {kind!r}, expected 'qwen3', 'qwen3_moe' or 'llama'"
+            )
         refused = {
             "attention_bias": (bool(tree.get("attention_bias", False)), False),
             "mlp_bias": (bool(tree.get("mlp_bias", False)), False),
@@ -125,8 +131,9 @@ class Qwen3Config:
                 tie_embeddings=bool(tree.get("tie_word_embeddings", False)),
                 max_position=int(tree.get("max_position_embeddings", 32_768 if kind == "qwen3" else 2048)),
                 dtype="bfloat16" if stored == "bfloat16" else "float32",
-                architecture=kind,
+                architecture="llama" if kind == "llama" else "qwen3",
                 rope_scaling=scaling,
+                experts=Experts.from_hf(tree) if kind == "qwen3_moe" else None,
             )
         except KeyError as error:
             raise WeightsError(f"config.json: key {error.args[0]!r} is missing") from error
@@ -134,13 +141,24 @@ class Qwen3Config:
     def to_hf(self) -> dict[str, Any]:
         """The `config.json` tree of this model, as transformers 5 writes it and transformers 4 reads it."""
         rope = self.rope_scaling.to_hf() if self.rope_scaling else {"rope_type": "default"}
-        own: dict[str, Any] = {"mlp_bias": False, "architectures": ["LlamaForCausalLM"]}
+        own: dict[str, Any] = {
+            "mlp_bias": False,
+            "model_type": "llama",
+            "architectures": ["LlamaForCausalLM"],
+        }
         if self.architecture == "qwen3":
             own = {
+                "model_type": "qwen3",
                 "architectures": ["Qwen3ForCausalLM"],
                 "layer_types": ["full_attention"] * self.num_layers,
                 "sliding_window": None,
                 "use_sliding_window": False,
+            }
+        if self.experts is not None:
+            own |= {
+                "model_type": "qwen3_moe",
+                "architectures": ["Qwen3MoeForCausalLM"],
+                **self.experts.to_hf(),
             }
         if self.rope_scaling:  # transformers 4 and SGLang read this key
             own["rope_scaling"] = {"rope_theta": self.rope_theta, **rope}
@@ -154,7 +172,6 @@ class Qwen3Config:
             "initializer_range": 0.02,
             "intermediate_size": self.intermediate_size,
             "max_position_embeddings": self.max_position,
-            "model_type": self.architecture,
             "num_attention_heads": self.num_heads,
             "num_hidden_layers": self.num_layers,
             "num_key_value_heads": self.num_kv_heads,
@@ -167,3 +184,10 @@ class Qwen3Config:
             "vocab_size": self.vocab_size,
             **own,
         }
+
+
+def _experts(config: ModelConfig) -> Experts | None:
+    chosen = config.experts
+    if chosen.count == 0:
+        return None
+    return Experts(chosen.count, chosen.per_token, chosen.width, chosen.normalise, chosen.balance)

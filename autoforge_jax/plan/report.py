@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from autoforge_jax.config import Config
 from autoforge_jax.model.config import Qwen3Config
-from autoforge_jax.model.load_hf import read_hf_config
+from autoforge_jax.model.load_hf import stored_shape
 from autoforge_jax.model.sharding import check_mesh
 from autoforge_jax.plan.batch import BatchPlan, Flops, batch_plan, flops
 from autoforge_jax.plan.chips import Chip, chip_named
@@ -71,7 +71,7 @@ def model_shape(config: Config) -> tuple[Qwen3Config, str]:
     reads it), else the `[model]` section with `tokenizer.vocab_size`."""
     folder = config.model.init_from
     if folder and (Path(folder) / "config.json").is_file():
-        shape = replace(read_hf_config(Path(folder)), remat=config.model.remat)
+        shape = stored_shape(Path(folder), config.model)
         return shape, f"{folder}/config.json"
     where = "[model]" + (f" ({folder} is not here)" if folder else "")
     return Qwen3Config.from_model_config(config.model, config.tokenizer.vocab_size), where

@@ -8,15 +8,16 @@ of weights.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import jax
 from flax import nnx
 
-from autoforge_jax.errors import TrainingError
+from autoforge_jax.errors import CheckpointError, TrainingError
 from autoforge_jax.model.config import Qwen3Config
+from autoforge_jax.model.lora import frozen_copy, init_adapters, merge
 from autoforge_jax.model.qwen3 import Qwen3
 from autoforge_jax.model.retrieval_init import retrieval_weights
 from autoforge_jax.model.sharding import Layout, gather_to_host, make_layout
@@ -26,12 +27,15 @@ from autoforge_jax.rollout.policy import Engine
 from autoforge_jax.rollout.render import Renderer
 from autoforge_jax.train.checkpoint import CheckpointMeta, CheckpointStore
 from autoforge_jax.train.disk_sync import DiskSync
+from autoforge_jax.train.forward import Adapted, Forward, adapted_forward
 from autoforge_jax.train.optimizer import make_optimizer
 from autoforge_jax.train.rundir import RunDir
 from autoforge_jax.train.state import Params, TrainState, init_state
-from autoforge_jax.train.step import Forward, forward_of
-from autoforge_jax.train.weight_sync import SyncReport, sync_weights
+from autoforge_jax.train.step import forward_of
+from autoforge_jax.train.weight_sync import SyncReport, leaf_checksums, sync_weights, total_checksum
 
+FROZEN = "frozen_checksum"
+"""Key in a checkpoint's `extra`: which model its adapters belong to."""
 MIN_COMPILE_S = 0.5
 """Programs that compile faster are not worth a file in the compile cache."""
 
@@ -93,14 +97,20 @@ class Assembly:
             nnx.replace_by_pure_dict(self._fresh, started)
         if self.layout is not None and (retrieval or self._loaded is not None):
             self._fresh = self.layout.place(self._fresh, self.layout.of_state(self._fresh))
+        self.frozen: Params | None = None
+        """With `[lora]`: the model, in the compute type; what is trained, saved and handed around as "params"
+        are then its adapters."""
         self.forward: Forward = forward_of(self.graphdef)
+        if config.lora.rank:
+            self._freeze()
         self.engine: Engine
         self._hand_over: Callable[[Params, int], SyncReport]
         self._disk_sync: DiskSync | None = None
         self.last_sync: SyncReport | None = None
         """The newest hand-over."""
         if config.rollout.engine == "sglang":
-            self._disk_sync = DiskSync(run, renderer.tokenizer, self.model_config, self.initial_params())
+            initial = self.whole(self.initial_params())
+            self._disk_sync = DiskSync(run, renderer.tokenizer, self.model_config, initial)
             self.engine, self._hand_over = self._disk_sync.engine, self._disk_sync.push
         else:
             engine = JaxEngine(
@@ -123,19 +133,40 @@ class Assembly:
         folder = self.config.model.init_from
         if not folder:
             return Qwen3Config.from_model_config(self.config.model, vocabulary), None
-        from autoforge_jax.model.load_hf import load_hf, read_hf_config
+        from autoforge_jax.model.load_hf import load_hf, stored_shape
 
-        shape = replace(read_hf_config(Path(folder)), remat=self.config.model.remat)
+        shape = stored_shape(Path(folder), self.config.model)
         if shape.vocab_size < vocabulary:
             raise TrainingError(
                 f"{folder}: {shape.vocab_size} embeddings for a tokenizer with {vocabulary} ids"
             )
-        return shape, load_hf(Path(folder), shape)
+        layout = make_layout(self.config.mesh, shape, self.config.batch.rows_per_microbatch)
+        return shape, load_hf(Path(folder), shape, layout)
 
     # ------------------------------------------------------------------------------------------ parameters
+    def _freeze(self) -> None:
+        """The model becomes `frozen`, fresh adapters become the parameters."""
+        lora, seed = self.config.lora, self.config.run.seed
+        frozen = jax.jit(lambda params: frozen_copy(params, self.model_config))(self._fresh)
+
+        def draw() -> Params:
+            return init_adapters(self.model_config, lora, seed)
+
+        places = None if self.layout is None else self.layout.of_state(jax.eval_shape(draw))
+        self.frozen, self._fresh = frozen, jax.jit(draw, out_shardings=places)()
+        self.forward = adapted_forward(self.model_config, lora.scale)
+
     def initial_params(self) -> Params:
         """The parameters before any training: from `model.init_from`, or drawn with `run.seed`."""
         return self._fresh
+
+    def whole(self, params: Params) -> Params:
+        """The model of these parameters: themselves, or the frozen model with the adapters merged in."""
+        return params if self.frozen is None else merge(self.frozen, params, self.config.lora.scale)
+
+    def for_forward(self, params: Params) -> Params:
+        """What `forward` takes."""
+        return params if self.frozen is None else Adapted(self.frozen, params)
 
     def fresh_state(self, phase: str, params: Params | None = None) -> TrainState:
         """Step 0 of `sft` or `erpo` from `params` (the initial ones when not given)."""
@@ -145,6 +176,7 @@ class Assembly:
     def sync(self, params: Params, version: int) -> SyncReport:
         """Hand parameters to the engine and prove that they arrived. With several processes each has an
         engine of its own with the whole model."""
+        params = self.whole(params)
         if jax.process_count() > 1:
             params = jax.tree.map(jax.numpy.asarray, gather_to_host(params))
         self.last_sync = self._hand_over(params, version)
@@ -158,7 +190,7 @@ class Assembly:
     @property
     def parameters(self) -> int:
         """Number of trained numbers."""
-        return self.model_config.num_parameters
+        return sum(leaf.size for leaf in jax.tree.leaves(self._fresh))
 
     # ------------------------------------------------------------------------------------------ checkpoints
     def store(self, phase: str) -> CheckpointStore:
@@ -179,6 +211,7 @@ class Assembly:
             cursor={"next_step": step, **(cursor or {})},
             config_hash=self._key(phase),
             bundle_hashes=self._bundle_hashes,
+            extra={} if self.frozen is None else {FROZEN: self._frozen_checksum},
         )
         self.store(phase).save(state, meta)
 
@@ -186,11 +219,22 @@ class Assembly:
         """The newest checkpoint of a phase, None when it has none. CheckpointError when it belongs to another
         run."""
         store = self.store(phase)
-        if store.latest() is None:
+        latest = store.latest()
+        if latest is None:
             return None
+        if self.frozen is not None and latest.meta.extra.get(FROZEN) != self._frozen_checksum:
+            raise CheckpointError(
+                f"{latest.path} holds adapters of another model than {self.config.model.init_from!r} is now "
+                f"(checksum {latest.meta.extra.get(FROZEN)}, expected {self._frozen_checksum}); restore that "
+                "folder or start a new run"
+            )
         return store.restore(
             self.fresh_state(phase), config_hash=self._key(phase), bundle_hashes=self._bundle_hashes
         )
+
+    @cached_property
+    def _frozen_checksum(self) -> int:
+        return total_checksum(leaf_checksums(self.frozen))
 
     def _key(self, phase: str) -> str:
         return self.run.keys["warm start" if phase == "sft" else "erpo"]

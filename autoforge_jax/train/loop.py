@@ -203,7 +203,8 @@ class Loop:
             "eos_token_id": list(tokenizer.stop_ids),
         }
         files = sorted(self.run.tokenizer.glob("*.j*"))
-        export_hf(self.run.export, params, self.assembly.model_config, files, ids)
+        model = self.assembly.model_config
+        export_hf(self.run.export, self.assembly.whole(params), model, files, ids, dtype=model.dtype)
         return f"{self.run.export} (policy version {version})"
 
     def _report(self) -> str:

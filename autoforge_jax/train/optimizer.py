@@ -92,13 +92,13 @@ def _standard_promotion(inner: optax.GradientTransformation) -> optax.GradientTr
 
 
 def is_matrix(path: tuple[Any, ...], leaf: jax.Array) -> bool:
-    """True for a projection: the last two axes are [in, out], any axis before them is a stack.
+    """True for a projection: the last two axes are [in, out], any axes before them are a stack.
 
     Judged by name, because a stacked norm scale [layer, width] has the rank of a matrix.
     """
     name = jax.tree_util.keystr(path).lower()
     stacked = "layers" in name
-    return leaf.ndim == (3 if stacked else 2) and not any(
+    return leaf.ndim >= (3 if stacked else 2) and not any(
         word in name for word in ("norm", "bias", "embed", "lm_head")
     )
 

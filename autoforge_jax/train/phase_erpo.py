@@ -51,11 +51,16 @@ def train_erpo(
     after saving."""
     config, seed = assembly.config, assembly.config.run.seed
     objective = PolicyObjective.from_config(config.erpo, config.rollout.temperature)
-    train_step = make_train_step(assembly.forward, assembly.erpo_optimizer, objective, layout=assembly.layout)
+    train_step = make_train_step(
+        assembly.forward, assembly.erpo_optimizer, objective, layout=assembly.layout, frozen=assembly.frozen
+    )
     reference = None
     if objective.needs_reference:
         reference = ReferenceLogprobs(
-            assembly.forward, copy_tree(warm_params), config.rollout.temperature, layout=assembly.layout
+            assembly.forward,
+            assembly.for_forward(copy_tree(warm_params)),
+            config.rollout.temperature,
+            layout=assembly.layout,
         )
     learner = ERPOLearner(
         train_step, config.erpo, config.batch, assembly.renderer.tokenizer.pad_id, reference

@@ -82,7 +82,11 @@ def warm_start(
     config, seed = assembly.config, assembly.config.run.seed
     batches = training_batches(config, references, assembly.renderer)
     train_step = make_train_step(
-        assembly.forward, assembly.sft_optimizer, SupervisedObjective(), layout=assembly.layout
+        assembly.forward,
+        assembly.sft_optimizer,
+        SupervisedObjective(),
+        layout=assembly.layout,
+        frozen=assembly.frozen,
     )
     probe_items = shuffled(references.items, seed)[: config.sft.probe_tasks]
     restored = assembly.restore("sft")

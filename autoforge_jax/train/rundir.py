@@ -53,7 +53,7 @@ PHASES: dict[str, PhaseSpec] = {
     "tokenizer": PhaseSpec("synthesis", ("run.seed", "render", "tokenizer", "model.init_from")),
     "references": PhaseSpec("tokenizer", _BUDGETS),
     "eval init": PhaseSpec("references", ("model", "rollout", *_CONDITIONS, *_EVALUATION)),
-    "warm start": PhaseSpec("references", ("model", "batch", "sft", "rollout", *_CONDITIONS)),
+    "warm start": PhaseSpec("references", ("model", "lora", "batch", "sft", "rollout", *_CONDITIONS)),
     "eval before": PhaseSpec("warm start", _EVALUATION),
     "erpo": PhaseSpec("warm start", ("erpo",)),
     "eval after": PhaseSpec("erpo", _EVALUATION),

@@ -9,6 +9,7 @@ that names the leaf (DESIGN.md §10).
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -79,10 +80,15 @@ def sync_weights(params: Params, version: int, engine: WeightTarget) -> SyncRepo
             f"{len(wrong)} of {len(sent)} parameters arrived changed, first {wrong[0]}; cast or "
             "transformed after load?"
         )
+    return SyncReport(version, len(sent), total_checksum(sent), time.perf_counter() - start)
+
+
+def total_checksum(leaves: Mapping[str, int]) -> int:
+    """One 32-bit number of all leaves' checksums, in their order."""
     total = 0
-    for value in sent.values():
+    for value in leaves.values():
         total = (total * 31 + value) % 2**32
-    return SyncReport(version, len(sent), total, time.perf_counter() - start)
+    return total
 
 
 def leaf_checksums(params: Params) -> dict[str, int]:

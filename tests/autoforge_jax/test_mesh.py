@@ -43,7 +43,7 @@ def layout(*, rules: dict[str, tuple[str, ...]] = RULES, sizes: tuple[int, ...] 
 
 def test_every_parameter_has_named_axes_and_a_spec_by_hand() -> None:
     shapes = parameter_shapes(MODEL)
-    assert shapes.keys() == LOGICAL_AXES.keys()
+    assert shapes.keys() <= LOGICAL_AXES.keys()
     specs = {name: layout().spec(name, LOGICAL_AXES[name], shape) for name, shape in shapes.items()}
     assert specs["embedding"] == PartitionSpec(("tensor",), ("fsdp",))
     assert specs["layers/query"] == PartitionSpec(None, ("fsdp",), ("tensor",))

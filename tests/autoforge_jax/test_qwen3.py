@@ -44,7 +44,11 @@ def golden_folder(name: str, tmp_path: Path) -> tuple[Path, dict[str, np.ndarray
 
 
 @pytest.mark.parametrize(
-    "name", ["qwen3_tied", "qwen3_untied", "llama_smollm2", "llama_llama3", "llama_linear"]
+    "name",
+    [
+        *("qwen3_tied", "qwen3_untied", "qwen3_wide_heads", "qwen3_moe", "qwen3_moe_unnormalised"),
+        *("llama_smollm2", "llama_llama3", "llama_linear"),
+    ],
 )
 def test_equals_transformers_at_every_depth(name, tmp_path):
     folder, golden = golden_folder(name, tmp_path)
