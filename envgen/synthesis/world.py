@@ -81,10 +81,19 @@ def build_world(
     world = World({c.name: {} for c in catalog.schema.collections})
     styles = key_styles(catalog.schema)
     numbers = rng.sample(range(10, 100), 90)
-    for collection in sorted(topological(catalog), key=lambda c: not c.singleton):
+    for collection in sorted(topological(catalog), key=_early):
         fields = populated(catalog, collection, needs)
         if collection.singleton:
-            record = {f.name: v for f in fields if (v := _value(catalog, maker, collection, f)) is not None}
+            record = {
+                f.name: v
+                for f in fields
+                if (
+                    v := _foreign_key(catalog, world, rng, f, None)
+                    if f.references
+                    else _value(catalog, maker, collection, f)
+                )
+                is not None
+            }
             record[collection.key] = (
                 next((f.default for f in collection.fields if f.name == collection.key), None) or "self"
             )
@@ -129,6 +138,13 @@ def build_world(
         rng.shuffle(table)
         world.state[collection.name] = dict(table)
     return world
+
+
+def _early(collection: Collection) -> int:
+    """Singletons first (records may be marked as the session's own); one that names a record after those."""
+    if not collection.singleton:
+        return 1
+    return 2 if any(f.references for f in collection.fields) else 0
 
 
 def _of_one_kind(

@@ -12,6 +12,7 @@ from envgen.synthesis.schema import paging_kind
 from envgen.types import FieldSpec, OutputBinding, ResultNode
 
 Entities = dict[tuple[str, ...], Entity]
+LISTED = "the result schema shows one record, the description speaks of several: the result is a list of it"
 Result = tuple[ResultNode | None, tuple[OutputBinding, ...], list[str]]
 
 
@@ -32,6 +33,8 @@ def result_of(target: Target, entity: Entity, everyone: Entities, *, verb: str, 
         )
         notes.append(f"no result schema: the result is {shown}{', in a list' if many else ''}")
     wrapper, record, listed = unwrap(output, entity.words)
+    if many and output is not None and output.properties and not listed:
+        notes.append(LISTED)
     if output is None or record is None or not record.properties or listed != many:
         if output is not None and not many and output.properties:
             node = _object(output, entity, everyone, target, notes)
