@@ -117,6 +117,8 @@ def build_world(
                 if rng.random() < 0.8:  # the rest belongs to others and is not shown
                     record[name] = value
             key = _key(
+                catalog,
+                world,
                 collection,
                 record,
                 styles[collection.name].prefix,
@@ -126,6 +128,8 @@ def build_world(
             )
             if key is None or any(str(key) == known for known, _ in table):
                 continue
+            if _full(world, collection, len(table)):
+                break
             ordered = {
                 f.name: key if f.name == collection.key else record.get(f.name) for f in collection.fields
             }
@@ -205,6 +209,12 @@ def _owners(
     return [{main.name: owner} for owner in owners]
 
 
+def _full(world: World, collection: Collection, made: int) -> bool:
+    """A set of others' keys holds at most half of them: something is left to add."""
+    key = next((f for f in collection.fields if f.name == collection.key), None)
+    return key is not None and bool(key.references) and made >= max(1, len(world.state[key.references]) // 2)
+
+
 def _own(catalog: Catalog, world: World, collection: str) -> dict[str, Any]:
     """Fields that mark a record as the logged-in user's own, with their values."""
     mine = {pair for access in catalog.accesses.get(collection, ()) for pair in access.mine}
@@ -273,7 +283,14 @@ def _value(
 
 
 def _key(
-    collection: Collection, record: Record, prefix: str, integer: bool, numbers: list[int], maker: ValueMaker
+    catalog: Catalog,
+    world: World,
+    collection: Collection,
+    record: Record,
+    prefix: str,
+    integer: bool,
+    numbers: list[int],
+    maker: ValueMaker,
 ) -> str | int | None:
     if collection.key_generated or integer:
         number = numbers.pop() if numbers else None
@@ -284,6 +301,8 @@ def _key(
     if isinstance(label, str):
         return slug(label)
     known = next((f for f in collection.fields if f.name == collection.key), None)
+    if known is not None and known.references:
+        return _foreign_key(catalog, world, maker.rng, known, None)
     if known is not None and known.type in ("date", "enum"):
         return maker.value(collection, known)
     return maker.pool.label(maker.rng, collection.model_copy(update={"label": collection.key}))

@@ -212,6 +212,7 @@ def is_status_text(prop: FieldSpec) -> bool:
         or "operation" in said
         or "attempt" in said
         or "was successful" in said
+        or said.startswith(("status of the transaction", "status of the request"))
     )
 
 

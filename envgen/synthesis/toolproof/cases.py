@@ -64,7 +64,12 @@ class CaseMaker:
         self.maker = ValueMaker(ValuePool(seed), self.rng, TODAY)
         self.required = catalog.required(sem.tool)
         key = (sem.key,) if sem.key is not None else ()
-        self.bindings: tuple[ParamBinding, ...] = (*key, *sem.scope, *sem.filters, *sem.writes)
+        amounts = (
+            ParamBinding(param=d.param, collection=sem.collection, field=d.field, required=True)
+            for d in sem.deltas
+        )
+        self.amounts = {d.param: d for d in sem.deltas}
+        self.bindings: tuple[ParamBinding, ...] = (*key, *sem.scope, *sem.filters, *sem.writes, *amounts)
 
     def cases(self) -> list[Case]:
         """At most `MAX_CASES` different calls, the systematic ones of every state first."""
@@ -173,11 +178,20 @@ class CaseMaker:
         """Values of one argument at the edges of what it means."""
         item = self._field(binding)
         parent = self._parent(binding, item)
+        if parent and binding.op == "in":
+            keys = [r[self.schema.collection(parent).key] for r in state.get(parent, {}).values()]
+            yield from (("some of them", keys[first:last]) for first, last in ((0, 1), (0, 2), (1, 9), (0, 99)))
+            yield "none of them", ["ZZ987"]
+            return
         if parent:
             keys = [r[self.schema.collection(parent).key] for r in state.get(parent, {}).values()]
             sample: Any = keys[0] if keys else "ZZ0"
             yield "no such record", 987654 if isinstance(sample, int) else "ZZ987"
             yield from (("another record", key) for key in keys[:4])
+            return
+        if binding.param in self.amounts:
+            has = (target or {}).get(binding.field, 0)
+            yield from (("an amount", value) for value in (1, has, has - 1, has + 1, 0, -1, 0.5))
             return
         held = [r[binding.field] for r in state.get(self.col.name, {}).values() if binding.field in r]
         if binding in self.sem.filters:
@@ -275,8 +289,12 @@ class CaseMaker:
         if parent:
             keys = [r[self.schema.collection(parent).key] for r in state.get(parent, {}).values()]
             keep = own is not None and binding not in self.sem.writes
+            if binding.op == "in":
+                return [own] if keep else keys[:2]
             return own if keep else self.rng.choice(keys) if keys else "ZZ0"
         options: list[Any] = self.catalog.parameter(self.sem.tool, binding.param).get("enum") or []
+        if binding.param in self.amounts:
+            return self.rng.randint(1, max(1, int(own or 1)))
         if own is not None and binding not in self.sem.writes and options:
             same = [v for v in options if str(v).lower() == str(own).lower()]
             return same[0] if same else self.rng.choice(options)

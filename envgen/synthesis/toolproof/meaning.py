@@ -95,7 +95,7 @@ class _Call:
         self._parents(record)
         self._references()
         self._rules(record)
-        shown = Shown(self.schema, self.sem, self.find, self.table)
+        shown = Shown(self.schema, self.sem, self.find, self.table, self._after)
         verb = self.sem.verb
         if verb in ("list", "search", "count", "aggregate") and self.sem.key is None and not self.col.singleton:
             found, total, page = self._select()
@@ -107,6 +107,11 @@ class _Call:
         elif verb == "delete":
             self._delete(record or {})
         return shown.one(record or {})
+
+    def _after(self, collection: str) -> list[Record]:
+        """The records of a collection once the call is done."""
+        changed = {key: record for (name, key), record in self.changes.items() if name == collection}
+        return [r for r in {**self.table(collection), **changed}.values() if r is not None]
 
     # ------------------------------------------------------------------------------------------- conditions
     def _acted_on(self) -> Record | None:
@@ -138,6 +143,11 @@ class _Call:
 
     def _rules(self, record: Record | None) -> None:
         held = record or {}
+        for delta in self.sem.deltas:
+            amount = self.value(delta.param)
+            self._refuse_if(not amount > 0, "an amount of nothing")
+            left = held.get(delta.field, 0) + delta.sign * amount
+            self._refuse_if(bool(delta.message) and left < 0, f"{delta.field} too small")
         for rule in self.sem.preconditions:
             value = held.get(rule.field)
             match rule.kind:
@@ -288,6 +298,8 @@ class _Call:
             new |= self.sem.constants
             for name, amount in self.sem.increments.items():
                 new[name] = record.get(name, 0) + amount
+            for delta in self.sem.deltas:
+                new[delta.field] = record.get(delta.field, 0) + delta.sign * self.value(delta.param)
             for field in self.col.fields:
                 if self.sem.writes and is_clock(field.name, field.policy, creation=False):
                     new[field.name] = self.context.now()

@@ -18,10 +18,11 @@ class Shown:
         sem: ToolSemantics,
         find: Callable[[str, Any], Record | None],
         table: Callable[[str], dict[str, Record]],
+        after: Callable[[str], list[Record]],
     ) -> None:
         self.schema, self.sem = schema, sem
         self.col = schema.collection(sem.collection)
-        self.find, self.table = find, table
+        self.find, self.table, self.after = find, table, after
         self._found: list[Record] = []
         self._record: Record = {}
         self._numbers: dict[str, int] = {}
@@ -69,6 +70,15 @@ class Shown:
             case "children":
                 below = self._below(node.collection)
                 return sum(bool(r.get(node.field)) for r in below) if node.field else len(below)
+            case "values":
+                return [r.get(node.field) for r in self._found]
+            case "all":
+                return [r.get(node.field) for r in self.after(node.collection)]
+            case "first":
+                return self._found[0].get(node.field) if self._found else node.value
+            case "tally":
+                held = [r[node.field] for r in self._found if node.field in r]
+                return {value: held.count(value) for value in sorted(set(held))}
             case "follow":
                 raise ValueError("a follow node stands inside a view only")
 
