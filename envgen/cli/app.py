@@ -100,6 +100,12 @@ def synth_command(
     tries: Annotated[int, typer.Option(min=1, help="Answers to one question, repairs included.")] = 3,
     answer_tokens: Annotated[int, typer.Option(min=64, help="Tokens of one answer, with thinking.")] = 8192,
     concurrency: Annotated[int, typer.Option(min=1, help="Questions to the model at once.")] = 4,
+    community: Annotated[
+        str, typer.Option(metavar="NAME", help="Only this part of a large document (rules).")
+    ] = "",
+    whole: Annotated[
+        bool, typer.Option("--whole", help="One bundle also of a document of 100 tools or more.")
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace the bundle that stands at BUNDLE.")] = False,
 ) -> None:
     """Make an environment and tasks out of DOC, certify every task, and write them to BUNDLE.
@@ -119,6 +125,27 @@ def synth_command(
             if value:
                 raise typer.BadParameter(f"--{option.replace('_', '-')} needs --proposer model or hybrid")
         document = _documents(docs, mcp)
+        if community or (len(document.tools) >= 100 and not whole):
+            from envgen.cli.communities import synth_communities
+
+            synth_communities(
+                document,
+                output,
+                community,
+                lambda draft, progress: make_bundle(
+                    document,
+                    draft if name is None else draft.model_copy(update={"name": name}),
+                    tasks=tasks,
+                    heldout=heldout,
+                    seed=seed,
+                    max_difficulty=max_difficulty,
+                    confirm_writes=confirm_writes or (),
+                    user_tools=user_tool or (),
+                    progress=progress,
+                ),
+                force=force,
+            )
+            return
         with progress_bar() as progress:
             bundle = synthesize(
                 document,
