@@ -16,6 +16,7 @@ import orjson
 from pydantic import BaseModel, ConfigDict
 
 from envgen.errors import BundleError
+from envgen.provenance import Provenance
 from envgen.types import (
     AgentTool,
     Certificate,
@@ -46,6 +47,9 @@ HASHED_FILES = (
 )
 USER_TOOLS = "user_tools.json"
 """The tools that only the user holds; a file of those bundles that have any."""
+
+PROVENANCE = "provenance.json"
+"""Where every tool, parameter, rule and field comes from; bundles of older versions have none."""
 
 
 class HasEnvironment(Protocol):
@@ -112,6 +116,8 @@ class Bundle:
     report: SynthesisReport
     user_tools: tuple[AgentTool, ...] = ()
     """Tools that the user holds over the same state; the agent neither sees nor calls them."""
+    provenance: Provenance | None = None
+    """None in bundles made before it was kept."""
     _index: dict[str, Task] = field(init=False, repr=False, default_factory=dict[str, Task])
 
     def __post_init__(self) -> None:
@@ -174,6 +180,7 @@ def bundle_files(bundle: Bundle) -> dict[str, bytes]:
         "certificate.jsonl": _lines(bundle.certificates),
         "report.json": json_bytes(report),
         **({USER_TOOLS: json_bytes(_models(bundle.user_tools))} if bundle.user_tools else {}),
+        **({PROVENANCE: json_bytes(bundle.provenance.model_dump(mode="json"))} if bundle.provenance else {}),
     }
 
 

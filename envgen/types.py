@@ -82,6 +82,8 @@ class ToolSpec(Frozen):
     """HTTP method in lower case for OpenAPI, else empty."""
     path: str = ""
     tags: tuple[str, ...] = ()
+    summary: str = ""
+    """The short line beside ``description``, where the format has both and they differ."""
     read_only: bool | None = None
     destructive: bool | None = None
     idempotent: bool | None = None
@@ -273,6 +275,10 @@ class ResultNode(Frozen):
         "code",
         "distinct",
         "children",
+        "values",
+        "all",
+        "first",
+        "tally",
     ]
     """``record``/``records``: the record(s) acted on, whole. ``view``: the record(s) with only ``children``
     shown.
@@ -282,7 +288,11 @@ class ResultNode(Frozen):
     ``code``: a text
     made from the record's key. ``distinct``: the distinct values of ``field``. ``children``: number of
     records
-    of ``collection`` below the record (with ``field`` true, if named)."""
+    of ``collection`` below the record (with ``field`` true, if named). ``values``: ``field`` of each record
+    found.
+    ``all``: ``field`` of every record of ``collection`` after the call. ``first``: ``field`` of the first
+    record found, ``value`` when there is none. ``tally``: each value of ``field`` with the number of records
+    that have it."""
     name: str = ""
     """Key in the parent object; empty at the root."""
     collection: str = ""
@@ -300,6 +310,17 @@ class Ordering(Frozen):
     values: dict[str, str]
     direction_param: str = ""
     """Parameter that takes ``asc`` or ``desc``, or empty."""
+
+
+class Delta(Frozen):
+    """A numeric field that changes by what the caller says: ``withdraw(amount)``. The amount must be more
+    than zero."""
+
+    param: str
+    field: str
+    sign: Literal[1, -1] = 1
+    message: str = ""
+    """Answer when the field would fall below zero; empty: it may."""
 
 
 class ToolSemantics(Frozen):
@@ -339,6 +360,8 @@ class ToolSemantics(Frozen):
     """Parameter -> value the document gives it when the caller does not."""
     increments: dict[str, int] = Field(default_factory=dict)
     """Numeric fields that change by a fixed amount: ``{"favoritesCount": 1}``."""
+    deltas: tuple[Delta, ...] = ()
+    """Numeric fields that change by an amount that a parameter gives."""
     from_session: dict[str, str] = Field(default_factory=dict)
     """Field of the new record -> field of the singleton ``session`` it is taken from (the author is the
     current user)."""

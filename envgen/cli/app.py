@@ -100,6 +100,13 @@ def synth_command(
     tries: Annotated[int, typer.Option(min=1, help="Answers to one question, repairs included.")] = 3,
     answer_tokens: Annotated[int, typer.Option(min=64, help="Tokens of one answer, with thinking.")] = 8192,
     concurrency: Annotated[int, typer.Option(min=1, help="Questions to the model at once.")] = 4,
+    community: Annotated[
+        str, typer.Option(metavar="NAME", help="Only this part of a large document (rules).")
+    ] = "",
+    whole: Annotated[
+        bool, typer.Option("--whole", help="One bundle also of a document of 100 tools or more.")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace the bundle that stands at BUNDLE.")] = False,
 ) -> None:
     """Make an environment and tasks out of DOC, certify every task, and write them to BUNDLE.
 
@@ -111,13 +118,34 @@ def synth_command(
 
     if heldout >= tasks:
         raise typer.BadParameter(f"--heldout {heldout} of --tasks {tasks} leaves none to train on; lower it")
-    _check_target(output)
+    _check_target(output, force=force)
     asked = {"base_url": base_url, "model": model, "api_key_env": api_key_env}
     if proposer == "rules":
         for option, value in {**asked, "cache": cache, "record": record, "replay": replay}.items():
             if value:
                 raise typer.BadParameter(f"--{option.replace('_', '-')} needs --proposer model or hybrid")
         document = _documents(docs, mcp)
+        if community or (len(document.tools) >= 100 and not whole):
+            from envgen.cli.communities import synth_communities
+
+            synth_communities(
+                document,
+                output,
+                community,
+                lambda draft, progress: make_bundle(
+                    document,
+                    draft if name is None else draft.model_copy(update={"name": name}),
+                    tasks=tasks,
+                    heldout=heldout,
+                    seed=seed,
+                    max_difficulty=max_difficulty,
+                    confirm_writes=confirm_writes or (),
+                    user_tools=user_tool or (),
+                    progress=progress,
+                ),
+                force=force,
+            )
+            return
         with progress_bar() as progress:
             bundle = synthesize(
                 document,
@@ -186,13 +214,20 @@ def validate_command(bundle: BundleArgument) -> None:
 def show_command(
     bundle: BundleArgument,
     task: Annotated[str | None, typer.Argument(metavar="[TASK]", help="Id of one task.")] = None,
+    provenance: Annotated[
+        bool, typer.Option("--provenance", help="Where every tool, parameter, rule and field comes from.")
+    ] = False,
 ) -> None:
     """Show BUNDLE (tools, state, refused tools, tasks), or one TASK with its reference and certificate."""
     from envgen.cli.show import show_bundle, show_task
     from envgen.store import load_bundle
 
     loaded = load_bundle(bundle)
-    if task is None:
+    if provenance:
+        from envgen.cli.origins import show_provenance
+
+        show_provenance(loaded)
+    elif task is None:
         show_bundle(loaded)
     else:
         show_task(loaded, _find_task(loaded, task))
@@ -265,9 +300,12 @@ def _find_task(bundle: Bundle, task_id: str) -> Task:
         raise TaskError(error.args[0]) from error
 
 
-def _check_target(path: Path) -> None:
-    """Refuses a target that cannot be written, before the work is done."""
+def _check_target(path: Path, *, force: bool) -> None:
+    """Refuses a target that cannot be written, or that holds a bundle already, before the work is done."""
     from envgen.errors import BundleError
+
+    if (path / "manifest.json").is_file() and not force:
+        raise BundleError(f"{path}: a bundle stands there already; give --force to replace it, or another path")
 
     if path.exists() and not (
         path.is_dir() and ((path / "manifest.json").is_file() or not any(path.iterdir()))

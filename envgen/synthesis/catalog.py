@@ -305,7 +305,8 @@ def build_catalog(draft: EnvironmentDraft, *, usable: Callable[[str], bool] = la
         tools=tools,
         accesses={name: tuple(found) for name, found in accesses.items()},
         locators={},
-        writers=tuple(s for s in semantics.values() if s.writes_state),
+        # An amount is no value of a field: the planner of tasks does not say one yet.
+        writers=tuple(s for s in semantics.values() if s.writes_state and not s.deltas),
         children={name: tuple(found) for name, found in children.items()},
         variants={name: found for name in collections if (found := variants_of(name, semantics)) is not None},
     )

@@ -1,6 +1,6 @@
 """Gates of DESIGN.md §7: every task proves itself before it ships, with no model.
 
-1 replay · 2 noop · 3 write_dropped · 4 mutants · 5 equivalents · 6 knowable · 8 leak · 9 duplicate. Gate 1
+1 replay · 2 noop · 3 write_dropped · 4 mutants · 5 equivalents · 6 knowable · 7 binding · 8 leak · 9 duplicate. Gate 1
 runs in fresh processes for a whole bundle at once (`envgen.synthesis.replay`), gate 9 looks at all tasks of a
 bundle; the others run here on one task, on the real functions and the real grader. What the user does with
 tools of its own counts as a write like the agent's. Tasks that want a go-ahead before some call have one gate
@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from envgen.errors import TaskError
 from envgen.store import Bundle
+from envgen.synthesis.bindings import Bindings
 from envgen.synthesis.catalog import build_catalog
 from envgen.synthesis.conversations import Conversations, confirms
 from envgen.synthesis.equivalents import Equivalents
@@ -36,6 +37,7 @@ class Prover(Runner):
         super().__init__(bench)
         self._maker = MutantMaker(self)
         self.equivalents = Equivalents(bench)
+        self.bindings = Bindings(bench)
         self.conversations = Conversations(bench)
         names = [t.name for t in bench.catalog.tools.values() if _is_technical(t.name)]
         pattern = "|".join(rf"(?<!\w){re.escape(n)}(?!\w)" for n in names)
@@ -52,6 +54,7 @@ class Prover(Runner):
         chosen = [
             self.leak,
             self.knowable,
+            self.bindings.gate,
             self.noop,
             self.write_dropped,
             self.equivalents.gate,
@@ -143,20 +146,43 @@ class Prover(Runner):
 
 
 class Duplicates:
-    """Gate 9: no two tasks of a bundle have the same instruction, apart from upper and lower case."""
+    """Gate 9: no two tasks of a bundle are near-duplicates: the same calls in the same order, and
+    instructions that differ in one word or less (upper and lower case and punctuation aside). Two tasks with
+    the same instruction are duplicates whatever their calls."""
 
     def __init__(self) -> None:
-        self._seen: dict[str, str] = {}
+        self._same: dict[str, str] = {}
+        self._near: dict[tuple[str, ...], str] = {}
+        self._noted = 0
 
     def gate(self, task: Task) -> GateResult:
         """Compare a task with those noted so far."""
-        known = self._seen.get(task.instruction.casefold())
+        words = _words(task)
+        known = self._same.get(" ".join(words))
         detail = "" if known is None else f"same instruction as {known}"
-        return GateResult(gate="duplicate", passed=known is None, tried=len(self._seen), detail=detail)
+        if known is None:
+            known = next((n for mask in _masks(task, words) if (n := self._near.get(mask)) is not None), None)
+            detail = "" if known is None else f"same calls as {known}, and the instruction differs in one word"
+        return GateResult(gate="duplicate", passed=known is None, tried=self._noted, detail=detail)
 
     def note(self, task: Task) -> None:
         """Remember a task that was kept."""
-        self._seen.setdefault(task.instruction.casefold(), task.id)
+        words = _words(task)
+        self._same.setdefault(" ".join(words), task.id)
+        for mask in _masks(task, words):
+            self._near.setdefault(mask, task.id)
+        self._noted += 1
+
+
+def _words(task: Task) -> list[str]:
+    return re.findall(r"[\w.@:/-]*\w", task.instruction.casefold())
+
+
+def _masks(task: Task, words: list[str]) -> Iterator[tuple[str, ...]]:
+    """The instruction with each of its words left open, after the tools of the reference."""
+    tools = tuple(step.tool or step.kind for step in task.reference)
+    for index in range(len(words)):
+        yield (*tools, "", *words[:index], "*", *words[index + 1 :])
 
 
 def _is_technical(name: str) -> bool:

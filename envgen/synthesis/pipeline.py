@@ -20,9 +20,11 @@ from envgen.synthesis.certify import Duplicates, Prover, replay_results
 from envgen.synthesis.choices import static_footprint
 from envgen.synthesis.control import confirmed, held_by_user, writers_named
 from envgen.synthesis.graph import build_graph
+from envgen.synthesis.origins import origins
 from envgen.synthesis.sequences import ShapeSampler
 from envgen.synthesis.shapes import DemandShape, difficulty
 from envgen.synthesis.tasks import Sample, TaskMaker, Workbench, workbench
+from envgen.synthesis.toolproof.drop import prove_tools
 from envgen.tooldocs.read import read_tool_doc
 from envgen.types import (
     Certificate,
@@ -202,7 +204,8 @@ def make_bundle(
     """`synthesize` from a draft on: graph, tasks, certificates, splits. ``provenance``: what the manifest
     says of the proposer, where it was not the rules."""
     started = time.perf_counter()
-    draft = held_by_user(draft, writers_named(draft, user_tools, "user tool"))
+    proven = prove_tools(draft, doc, seed)
+    draft = held_by_user(proven.draft, writers_named(proven.draft, user_tools, "user tool"))
     draft, rules = confirmed(draft, writers_named(draft, confirm_writes, "confirm writes"))
     bench = workbench(build_catalog(draft), environment_identity(draft), seed, rules)
     sampler = _TaskSampler(bench, seed, max_difficulty, progress)
@@ -244,6 +247,7 @@ def make_bundle(
     return replace(
         bundle,
         manifest={**bundle.manifest, **(provenance or {})},
+        provenance=origins(doc, draft, proven.proofs),
         certificates=tuple(Certificate(task_id=task.id, gates=gates) for task, gates in kept),
         splits={
             "train": tuple(task.id for task, _ in kept if task.id not in chosen),

@@ -81,10 +81,19 @@ def build_world(
     world = World({c.name: {} for c in catalog.schema.collections})
     styles = key_styles(catalog.schema)
     numbers = rng.sample(range(10, 100), 90)
-    for collection in sorted(topological(catalog), key=lambda c: not c.singleton):
+    for collection in sorted(topological(catalog), key=_early):
         fields = populated(catalog, collection, needs)
         if collection.singleton:
-            record = {f.name: v for f in fields if (v := _value(catalog, maker, collection, f)) is not None}
+            record = {
+                f.name: v
+                for f in fields
+                if (
+                    v := _foreign_key(catalog, world, rng, f, None)
+                    if f.references
+                    else _value(catalog, maker, collection, f)
+                )
+                is not None
+            }
             record[collection.key] = (
                 next((f.default for f in collection.fields if f.name == collection.key), None) or "self"
             )
@@ -108,6 +117,8 @@ def build_world(
                 if rng.random() < 0.8:  # the rest belongs to others and is not shown
                     record[name] = value
             key = _key(
+                catalog,
+                world,
                 collection,
                 record,
                 styles[collection.name].prefix,
@@ -117,6 +128,8 @@ def build_world(
             )
             if key is None or any(str(key) == known for known, _ in table):
                 continue
+            if _full(world, collection, len(table)):
+                break
             ordered = {
                 f.name: key if f.name == collection.key else record.get(f.name) for f in collection.fields
             }
@@ -129,6 +142,13 @@ def build_world(
         rng.shuffle(table)
         world.state[collection.name] = dict(table)
     return world
+
+
+def _early(collection: Collection) -> int:
+    """Singletons first (records may be marked as the session's own); one that names a record after those."""
+    if not collection.singleton:
+        return 1
+    return 2 if any(f.references for f in collection.fields) else 0
 
 
 def _of_one_kind(
@@ -187,6 +207,12 @@ def _owners(
     if len(owners) == min(first, cap) and others and len(owners) < cap:
         owners.append(others[0])  # at least one child elsewhere: the focus is never the only place to look
     return [{main.name: owner} for owner in owners]
+
+
+def _full(world: World, collection: Collection, made: int) -> bool:
+    """A set of others' keys holds at most half of them: something is left to add."""
+    key = next((f for f in collection.fields if f.name == collection.key), None)
+    return key is not None and bool(key.references) and made >= max(1, len(world.state[key.references]) // 2)
 
 
 def _own(catalog: Catalog, world: World, collection: str) -> dict[str, Any]:
@@ -257,7 +283,14 @@ def _value(
 
 
 def _key(
-    collection: Collection, record: Record, prefix: str, integer: bool, numbers: list[int], maker: ValueMaker
+    catalog: Catalog,
+    world: World,
+    collection: Collection,
+    record: Record,
+    prefix: str,
+    integer: bool,
+    numbers: list[int],
+    maker: ValueMaker,
 ) -> str | int | None:
     if collection.key_generated or integer:
         number = numbers.pop() if numbers else None
@@ -268,6 +301,8 @@ def _key(
     if isinstance(label, str):
         return slug(label)
     known = next((f for f in collection.fields if f.name == collection.key), None)
+    if known is not None and known.references:
+        return _foreign_key(catalog, world, maker.rng, known, None)
     if known is not None and known.type in ("date", "enum"):
         return maker.value(collection, known)
     return maker.pool.label(maker.rng, collection.model_copy(update={"label": collection.key}))

@@ -10,7 +10,8 @@ from envgen.proposers.rules.entities import build_entities
 from envgen.proposers.rules.entity import Entity, address_params
 from envgen.proposers.rules.parts import Refused, World
 from envgen.proposers.rules.semantics import semantics_of
-from envgen.proposers.rules.targets import Target, resolve
+from envgen.proposers.rules.kinds import recognise, scalar_list
+from envgen.proposers.rules.targets import Target, general_refusal, resolve
 from envgen.proposers.rules.words import a
 from envgen.synthesis.functions import generate_source
 from envgen.types import (
@@ -35,6 +36,9 @@ def propose(doc: ToolDoc) -> EnvironmentDraft:
     be changed and looked up remains.
     """
     targets = resolve(doc)
+    recognise(targets)
+    for target in targets:
+        target.refusal = general_refusal(target.tool, target) or target.refusal
     semantics, world = _settle(targets)
     schema = StateSchema(collections=_collections(world, semantics))
     decisions = tuple(
@@ -97,7 +101,8 @@ def _refuse_unfilled(targets: list[Target], entities: dict[tuple[str, ...], Enti
         plain = [
             n for n, f in entity.fields.items() if n != entity.key and not f.references and n not in address
         ]
-        if not plain and target.verb in ("get", "list", "search", "count"):
+        keys_alone = scalar_list(target.tool.output) is not None  # the document says that it shows no more
+        if not plain and not keys_alone and target.verb in ("get", "list", "search", "count"):
             target.refusal = f"the document does not say what {a(entity.entity)} record holds"
             changed = True
         twin = _twin(entity, targets, entities)

@@ -1,0 +1,1 @@
+"""Tools prove themselves before tasks are made of them: cases with expected outcomes, checks, code mutants."""
