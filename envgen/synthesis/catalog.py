@@ -59,6 +59,16 @@ class Access:
     """(parameter, enum field) of required filters: the user says which value (the DRAFT assets)."""
     mine: tuple[tuple[str, str], ...] = ()
     """(field, field of the session): only records of the one who is logged in are shown."""
+    where: tuple[tuple[str, Any], ...] = ()
+    """Fixed conditions: (field, value); ``author.following`` follows a foreign key."""
+    said: tuple[str, str] = ("", "")
+    """What sets the records apart that are shown under ``where``, in words before and after the noun:
+    ``("starred", "")``, ``("", "from my feed")``."""
+
+    @property
+    def single(self) -> bool:
+        """True where the call is told which one record to show: the first link carries its key."""
+        return not self.many and bool(self.links) and self.links[0].parent == self.collection
 
     def path(self, name: str) -> str | None:
         """Path of a field inside the element, None when the tool does not show it."""
@@ -75,6 +85,12 @@ class Locator:
 
     access: Access
     parents: tuple[Locator | None, ...] = ()
+    answers: tuple[str, ...] = ()
+    """Field of each parent's record that carries the key; empty where it is the parent's own."""
+
+    def answer(self, index: int) -> str:
+        """The foreign key that ``parents[index]`` gives, or empty for its own key."""
+        return self.answers[index] if self.answers else ""
 
     @property
     def depth(self) -> int:
@@ -85,6 +101,14 @@ class Locator:
     def collection(self) -> str:
         """The collection shown."""
         return self.access.collection
+
+    def edges(self) -> list[tuple[str, str, str]]:
+        """(source tool, target tool, parameter) inside the chain."""
+        found: list[tuple[str, str, str]] = []
+        for link, parent in zip(self.access.links, self.parents, strict=True):
+            if parent is not None:
+                found += [*parent.edges(), (parent.access.tool, self.access.tool, link.param)]
+        return found
 
     def tools(self) -> tuple[str, ...]:
         """Read tools of the chain, parents first."""
@@ -187,9 +211,26 @@ class Catalog:
         return {}
 
     def spoken_key(self, collection: str) -> bool:
-        """True when a person knows a record by its key itself (a username): no look-up is needed for it."""
+        """True when a person knows a record by its key itself (a username, or a number where no tool lists
+        the records): no look-up is needed for it."""
         known = self.collections[collection]
-        return not known.key_generated and known.label in ("", known.key)
+        return (not known.key_generated and known.label in ("", known.key)) or self.unlisted(collection)
+
+    def unlisted(self, collection: str) -> bool:
+        """True when no tool shows the keys of a collection's records before one is known."""
+        known = self.collections[collection]
+        if known.singleton:
+            return False
+        listed = any(a.many and a.path(known.key) is not None for a in self.accesses.get(collection, ()))
+        return not listed and not self.children_show(collection)
+
+    def children_show(self, collection: str) -> bool:
+        """True when a list of other records shows keys of this collection."""
+        return any(
+            a.many and a.path(name) is not None
+            for owner, name in self.children.get(collection, ())
+            for a in self.accesses.get(owner, ())
+        )
 
     def descendants(self, collection: str) -> frozenset[str]:
         """Collections that hang below one, itself excluded."""
@@ -258,25 +299,33 @@ def build_catalog(draft: EnvironmentDraft, *, usable: Callable[[str], bool] = la
     for sem in semantics.values():
         if sem.writes_state or sem.verb not in ("list", "search", "get") or sem.collection not in collections:
             continue
-        if sem.where or (sem.verb == "get" and not collections[sem.collection].singleton):
+        said = _said_where(sem, collections[sem.collection].entity) if sem.where else ("", "")
+        if sem.where and said == ("", ""):
+            continue  # nothing in its name says which records it shows
+        single = sem.verb == "get" and not collections[sem.collection].singleton
+        if single and sem.key is None:
             continue
         found = _element(sem.outputs, collections[sem.collection])
-        if found is None:
+        if found is None or (single and "[]" in found[0]):
             continue
         must = frozenset(_required(tools[sem.tool].parameters, ""))
         links: list[Link] = []
         by_label, blocked = "", False
         given: list[tuple[str, str]] = []
+        if single and sem.key is not None:
+            links.append(Link(sem.key.param, sem.collection, collections[sem.collection].key, True))
         for binding in (*sem.scope, *sem.filters):
             link = link_of(binding, sem, fields, collections)
             needed = binding.required or binding.param in must
-            if link is not None and (needed or binding in sem.scope):
+            if link is not None and (needed or binding in sem.scope or binding.op == "eq"):
                 if all(link.param != known.param for known in links):
                     links.append(Link(link.param, link.parent, link.foreign_key, needed))
             elif needed and binding.field == collections[sem.collection].label and not by_label:
                 by_label = binding.param
             elif needed and binding.op == "eq" and (binding.collection, binding.field) in fields:
-                blocked = blocked or not fields[binding.collection, binding.field].enum
+                held = fields[binding.collection, binding.field]
+                told = binding in sem.scope and held.type == "string" and binding.collection == sem.collection
+                blocked = blocked or not (held.enum or told)
                 given.append((binding.param, binding.field))
             elif needed:
                 blocked = True
@@ -294,6 +343,8 @@ def build_catalog(draft: EnvironmentDraft, *, usable: Callable[[str], bool] = la
                     by_label,
                     tuple(given),
                     tuple(sem.where_session.items()),
+                    tuple(sem.where.items()),
+                    said,
                 )
             )
 
@@ -310,7 +361,50 @@ def build_catalog(draft: EnvironmentDraft, *, usable: Callable[[str], bool] = la
         variants={name: found for name in collections if (found := variants_of(name, semantics)) is not None},
     )
     catalog.locators.update({name: tuple(_locators(catalog, name, MAX_DEPTH)) for name in collections})
+    singles = {name: tuple(_singles(catalog, name)) for name in collections}
+    for name, more in singles.items():
+        catalog.locators[name] = (*catalog.locators[name], *more)
     return catalog
+
+
+def _said_where(sem: ToolSemantics, entity: str) -> tuple[str, str]:
+    """The words of a tool's name beside verb and noun: ``list_starred_repositories`` shows starred ones,
+    ``GetArticlesFeed`` those of a feed."""
+    words = [w for w in field_words(sem.tool) if w not in ("get", "list", "search", "find", "fetch", "show", "all")]
+    own = field_words(entity)
+    at = next((i for i, w in enumerate(words) if w[:4] == own[-1][:4]), -1)
+    if at < 0:
+        return "", ""
+    before = [w for w in words[:at] if w not in own]
+    after = words[at + 1 :]
+    if len(before) == 1 and not after:
+        return before[0], ""
+    return ("", f"from my {after[0]}") if len(after) == 1 and not before else ("", "")
+
+
+def _singles(catalog: Catalog, collection: str) -> list[Locator]:
+    """Calls that show one record whose key is known: from a list that shows less of it, from another record
+    that refers to it, or because the user says it."""
+    key = catalog.collections[collection].key
+    found: list[Locator] = []
+    for access in catalog.accesses.get(collection, ()):
+        if not access.single or len(access.links) > 1:
+            continue
+        shown = {name for name, _ in access.fields}
+        ways: list[tuple[Locator | None, str]] = []
+        if catalog.spoken_key(collection):
+            ways.append((None, ""))
+        for locator in catalog.locators[collection]:
+            if locator.access.many and locator.access.path(key) is not None:
+                lacks = shown - {name for name, _ in locator.access.fields}
+                ways += [(locator, "")] if lacks and locator.depth < MAX_DEPTH else []
+        for owner, name in catalog.children.get(collection, ()):
+            for locator in catalog.locators[owner] if owner != collection else ():
+                path = locator.access.path(name)
+                if path is not None and locator.access.many and not is_nested(path) and locator.depth < 3:
+                    ways.append((locator, name))
+        found += [Locator(access, (way,), (answer,)) for way, answer in ways[:MAX_LOCATORS]]
+    return found
 
 
 def _locators(catalog: Catalog, collection: str, depth: int) -> list[Locator]:
@@ -319,6 +413,8 @@ def _locators(catalog: Catalog, collection: str, depth: int) -> list[Locator]:
     if depth < 1:
         return found
     for access in catalog.accesses.get(collection, ()):
+        if access.single:
+            continue
         required = tuple(link for link in access.links if link.required)
         optional = tuple(link for link in access.links if not link.required)
         options = [required] + [(*required, link) for link in optional]

@@ -8,14 +8,17 @@ real functions and compares what comes out with what was decided here. Any disag
 from __future__ import annotations
 
 import random
+from collections.abc import Collection
+from dataclasses import replace
 from typing import Any
 
-from envgen.synthesis.catalog import Catalog, Locator
+from envgen.synthesis.catalog import Catalog, Locator, link_of
 from envgen.synthesis.choices import Choice, Demand, Footprint, Unfit, Value, static_footprint
+from envgen.synthesis.sense import Sense
 from envgen.synthesis.shapes import TEXTS, DemandShape, Pick, Selector, ValuePlan
 from envgen.synthesis.values import ValueMaker
-from envgen.synthesis.world import World, session_value
-from envgen.types import Record, ToolSemantics
+from envgen.synthesis.world import World, parents_of, session_value
+from envgen.types import ParamBinding, Record, ToolSemantics
 
 
 class Chooser:
@@ -29,9 +32,11 @@ class Chooser:
         self.labels_given: dict[str, set[str]] = {}
         self.read: set[tuple[str, str]] = set()
         self.written: set[tuple[str, str]] = set()
+        self.sense = Sense(catalog)
 
-    def demand(self, shape: DemandShape) -> tuple[Demand, Footprint]:
-        """Realise one shape. Raises Unfit when the world does not allow it."""
+    def demand(self, shape: DemandShape, outer: Demand | None = None) -> tuple[Demand, Footprint]:
+        """Realise one shape. ``outer``: the demand whose new record it hangs under. Raises Unfit when the
+        world does not allow it."""
         print_ = static_footprint(self.catalog, shape)
         target = None
         semantics = shape.semantics
@@ -42,10 +47,22 @@ class Chooser:
                 key = record.get(target.pick.answer)
                 print_.written_records.add((semantics.collection, str(key)))
             print_.read_records -= print_.written_records
-        values = tuple(self._value(plan, semantics, target, print_) for plan in shape.values)
+        values = self._values(shape, target, outer, print_)
         self.read |= print_.read_records
         self.written |= print_.written_records
         return Demand(shape, target, values), print_
+
+    def _values(
+        self, shape: DemandShape, target: Choice | None, outer: Demand | None, print_: Footprint
+    ) -> tuple[Value, ...]:
+        """Values of a shape in its order. Parents are chosen first: they decide which days there are."""
+        made: dict[int, Value] = {}
+        for chosen in (True, False):
+            for index, plan in enumerate(shape.values):
+                if (plan.pick is not None or plan.kind == "created") == chosen:
+                    made[index] = self._value(plan, shape.semantics, target, print_, made.values(), outer)
+        self._must_fit(shape.semantics, {}, target, made.values(), outer)
+        return tuple(made[index] for index in range(len(shape.values)))
 
     # ----------------------------------------------------------------------------------------- records
     def choose(self, pick: Pick, print_: Footprint, acted_on: ToolSemantics | None = None) -> Choice:
@@ -90,6 +107,8 @@ class Chooser:
         elif kind == "filter":
             value, chosen = self._filter(group, collection, field_name, acted_on)
             anchor = chosen[0]
+        elif kind == "only":
+            anchor, chosen = group[0], group[:1]
         elif kind == "all":
             if len(group) < 2 or (field_name and any(r.get(field_name) is None for r in group)):
                 raise Unfit("too few records to count or add up")
@@ -135,15 +154,15 @@ class Chooser:
         if locator is None:
             raise Unfit("no look-up")
         groups: dict[tuple[str, ...], list[Record]] = {}
-        for record in self.world.records(locator.collection):
+        for record in self._shown(locator):
             keys = [record.get(link.foreign_key) for link in locator.access.links]
             keys += [record.get(name) for _, name in locator.access.given]
-            if any(record.get(name) != session_value(self.world, own) for name, own in locator.access.mine):
-                continue
             if all(k is not None and not isinstance(k, list) for k in keys):
                 groups.setdefault(tuple(map(str, keys)), []).append(record)
         if not groups:
             raise Unfit(f"{locator.collection} is empty")
+        if pick.selector.kind == "only":
+            return self.rng.choice(list(groups.values()))
         by_size = sorted(groups.values(), key=len, reverse=True)
         plain = pick.selector.kind in ("label", "lookup")
         return self.rng.choice(by_size) if plain and self.rng.random() < 0.35 else by_size[0]
@@ -172,6 +191,8 @@ class Chooser:
     ) -> tuple[Any, list[Record]]:
         """Make two (sometimes three) of a group share a value that the others do not have."""
         held = self.catalog.fields[collection, field_name]
+        if any(field_name == name for name, _, _ in self.sense.kinds(collection)):
+            raise Unfit(f"{field_name} goes with the parent of each record")
         options = list(held.enum) or ([True, False] if held.type == "boolean" else [])
         if len(group) < 3 or len(options) < 2:
             raise Unfit("too few records to act on several")
@@ -193,21 +214,61 @@ class Chooser:
         if locator is None:
             return ()
         found: list[Choice] = []
-        for link, parent in zip(locator.access.links, locator.parents, strict=True):
-            table = self.world.state[link.parent]
-            record = table.get(str(anchor[link.foreign_key]))
+        for index, (link, parent) in enumerate(zip(locator.access.links, locator.parents, strict=True)):
+            answer = locator.answer(index)
+            if answer and parent is not None:  # the key stands in a record of another collection
+                owner = parent.collection
+                record = self._referring(parent, answer, anchor[link.foreign_key])
+            else:
+                owner, answer = link.parent, self.catalog.collections[link.parent].key
+                record = self.world.state[link.parent].get(str(anchor[link.foreign_key]))
             if record is None:
                 raise Unfit(f"{link.parent} has no record {anchor[link.foreign_key]!r}")
-            known = self.catalog.collections[link.parent]
-            self._read(print_, link.parent, record)
-            selector = _name_selector(self.catalog, link.parent, parent)
-            up = Pick(parent, selector, link.parent, known.key)
+            self._read(print_, owner, record)
+            selector = _name_selector(self.catalog, owner, parent)
+            up = Pick(parent, selector, link.parent, answer)
             value = record.get(selector.field) if selector.kind == "lookup" else None
             if selector.kind == "lookup" and value is None:
                 raise Unfit(f"{link.parent} has nothing to be known by")
+            if selector.kind == "lookup" and parent is not None and not self._singled(up, record, value):
+                raise Unfit(f"{selector.field} does not single out one record")
             above = self._parents(up, record, print_)
             found.append(Choice(up, record, (record,), above, value, given=self._given(up, record)))
         return tuple(found)
+
+    def _referring(self, locator: Locator, name: str, key: Any) -> Record | None:
+        """A record that a look-up shows and that refers to a key."""
+        found = [r for r in self._shown(locator) if r.get(name) == key]
+        return self.rng.choice(found) if found else None
+
+    def _singled(self, pick: Pick, record: Record, value: Any) -> bool:
+        """True when nothing beside a record in its list has this value."""
+        links = pick.locator.access.links if pick.locator else ()
+        near = [
+            r
+            for r in self._shown(pick.locator)
+            if all(r.get(link.foreign_key) == record.get(link.foreign_key) for link in links)
+        ] if pick.locator else []  # fmt: skip
+        return sum(r.get(pick.selector.field) == value for r in near) == 1
+
+    def _shown(self, locator: Locator) -> list[Record]:
+        """The records of a collection that a look-up can show at all."""
+        access = locator.access
+        return [
+            r
+            for r in self.world.records(locator.collection)
+            if all(r.get(name) == session_value(self.world, own) for name, own in access.mine)
+            and all(self._followed(locator.collection, r, path) == value for path, value in access.where)
+        ]
+
+    def _followed(self, collection: str, record: Record, path: str) -> Any:
+        """The value of ``field`` or, through a foreign key, of ``field.field``."""
+        name, _, rest = path.partition(".")
+        if not rest:
+            return record.get(name)
+        owner = self.catalog.fields[collection, name].references
+        behind = self.world.state.get(owner, {}).get(str(record.get(name)))
+        return self._followed(owner, behind, rest) if behind is not None else None
 
     def _prepare(self, target: Choice, semantics: ToolSemantics) -> None:
         """Give the record(s) acted on what the tool demands, and something to change."""
@@ -254,7 +315,13 @@ class Chooser:
 
     # ------------------------------------------------------------------------------------------ values
     def _value(
-        self, plan: ValuePlan, semantics: ToolSemantics, target: Choice | None, print_: Footprint
+        self,
+        plan: ValuePlan,
+        semantics: ToolSemantics,
+        target: Choice | None,
+        print_: Footprint,
+        made: Collection[Value] = (),
+        outer: Demand | None = None,
     ) -> Value:
         if plan.pick is not None:
             choice = self.choose(plan.pick, print_)
@@ -279,15 +346,23 @@ class Chooser:
             {str(r.get(held.name)) for r in self.world.records(collection.name)} if distinct else set[str]()
         )
         taken |= self.labels_given.get(collection.name, set()) if distinct else set()
+        days = self._days(semantics, held.name, target, made, outer)
+        _, parents = self._after(semantics, target, made, outer)
+        inherited = self.sense.given(semantics.collection, held.name, parents)
         for _ in range(24):
-            value = self.maker.value(collection, held, schema)
+            value = inherited if inherited is not None else self.maker.value(collection, held, schema)
             if value is None:
                 break
+            if days is not None:
+                if not days:
+                    raise Unfit(f"no day for {collection.name}.{held.name}")
+                value = self.rng.choice(days) + str(value)[10:]
             if held.type == "boolean" and target is not None:
                 current = self._current(target, semantics, held.name)
                 value = not current if isinstance(current, bool) else value
             try:
                 self._must_change(plan, semantics, target, value)
+                self._must_fit(semantics, {held.name: value}, target, made, outer)
             except Unfit:
                 continue
             if str(value) not in taken:
@@ -295,6 +370,70 @@ class Chooser:
                     self.labels_given.setdefault(collection.name, set()).add(str(value))
                 return Value(plan, value)
         raise Unfit(f"no fresh value for {collection.name}.{held.name}")
+
+    def _after(
+        self, semantics: ToolSemantics, target: Choice | None, made: Collection[Value], outer: Demand | None
+    ) -> tuple[Record, dict[str, Record]]:
+        """The record as far as it is written so far, and its parents."""
+        record: Record = dict(semantics.constants)
+        if target is not None and semantics.verb != "create":
+            key = str(target.anchor.get(target.pick.answer))
+            record = {**self.world.state[semantics.collection].get(key, {}), **record}
+        parents = parents_of(self.catalog, self.world, self.catalog.collections[semantics.collection], record)
+        for value in made:
+            name = self._field(value.plan.binding, semantics)
+            if value.plan.kind == "created":
+                record[name] = "new"
+                if outer is not None:
+                    parents[name] = {v.plan.binding.field: v.value for v in outer.values}
+            else:
+                record[name] = value.value
+                if value.choice is not None and value.plan.kind == "key":
+                    table = self.world.state[value.choice.pick.yields]
+                    parents[name] = table.get(str(value.value), {})
+        return record, parents
+
+    def _field(self, binding: ParamBinding, semantics: ToolSemantics) -> str:
+        """The field of the written record that a parameter fills."""
+        link = link_of(binding, semantics, self.catalog.fields, self.catalog.collections)
+        return link.foreign_key if link is not None else binding.field
+
+    def _days(
+        self,
+        semantics: ToolSemantics,
+        name: str,
+        target: Choice | None,
+        made: Collection[Value],
+        outer: Demand | None,
+    ) -> list[str] | None:
+        """The days a date can be on, None where nothing says."""
+        if name not in self.sense.dated(semantics.collection):
+            return None
+        _, parents = self._after(semantics, target, made, outer)
+        known = self.catalog.collections[semantics.collection]
+        owners = {f.name: f.references for f in known.fields if f.references}
+        found: set[str] | None = None
+        for link, parent in parents.items():
+            days = self.sense.days(owners[link], parent) if link in owners else None
+            if days is not None:
+                found = set(days) if found is None else found & set(days)
+        return None if found is None else sorted(found)
+
+    def _must_fit(
+        self,
+        semantics: ToolSemantics,
+        more: Record,
+        target: Choice | None,
+        made: Collection[Value],
+        outer: Demand | None,
+    ) -> None:
+        """A record that makes no sense is nothing a user asks for."""
+        for anchor in target.chosen if target is not None else (None,):
+            one = replace(target, anchor=anchor) if target is not None and anchor is not None else None
+            record, parents = self._after(semantics, one, made, outer)
+            why = self.sense.problem(semantics.collection, {**record, **more}, parents)
+            if why:
+                raise Unfit(why)
 
     def _current(self, target: Choice, semantics: ToolSemantics, field_name: str) -> Any:
         record = self.world.state[semantics.collection].get(str(target.anchor.get(target.pick.answer)), {})

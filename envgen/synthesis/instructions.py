@@ -58,9 +58,16 @@ class Speaker:
         noun = self._noun(choice)
         known = self.catalog.collections[choice.collection]
         kind = pick.selector.kind
+        if kind == "only":  # the call shows what its argument names
+            said = self.record(choice.parents[0])
+            if pick.answer != known.key and pick.yields != choice.collection:
+                said = f"the {self.field(choice.collection, pick.answer)} of {said}"
+            return said
         words = self.field(choice.collection, pick.selector.field) if pick.selector.field else ""
         place = self.place(choice)
-        if kind == "label":
+        if kind == "label" and pick.locator is None and self.catalog.unlisted(choice.collection):
+            said = f"{noun} {say(choice.anchor.get(known.key))}"
+        elif kind == "label":
             label = known.label or known.key
             said = f"the {noun} {quote(choice.anchor.get(label))}{place}"
         elif kind == "lookup":
@@ -89,8 +96,12 @@ class Speaker:
         return said
 
     def _noun(self, choice: Choice) -> str:
-        """``asset``, or ``DRAFT asset`` where the look-up must be told a value."""
-        return " ".join([*(say(value) for _, value in choice.given), self.entity(choice.collection)])
+        """``asset``, or ``DRAFT asset`` where the look-up must be told a value, ``starred asset`` where it
+        shows such only."""
+        before, _ = choice.pick.locator.access.said if choice.pick.locator else ("", "")
+        named = {param: name for param, name in choice.pick.locator.access.given} if choice.pick.locator else {}
+        told = [say(v) for p, v in choice.given if self.catalog.fields[choice.collection, named[p]].enum]
+        return " ".join([*told, *([before] if before else []), self.entity(choice.collection)])
 
     def _superlative(self, noun: str, words: str, kind: str) -> str:
         if words in phrases()["money"] and self.rng.random() < 0.6:
@@ -125,9 +136,15 @@ class Speaker:
         return f"with {words} {quote(value)}"
 
     def place(self, choice: Choice) -> str:
-        """`` in the group "Works" of the project "Delta"``."""
+        """`` in the group "Works" of the project "Delta"``, `` from my feed``, `` with owner "Mia"``."""
+        _, after = choice.pick.locator.access.said if choice.pick.locator else ("", "")
+        told = f" {after}" if after else ""
+        for param, value in choice.given:
+            name = next(n for p, n in choice.pick.locator.access.given if p == param) if choice.pick.locator else ""
+            if not self.catalog.fields[choice.collection, name].enum:
+                told += f" with {self.field(choice.collection, name)} {quote(value)}"
         if not choice.parents:
-            return ""
+            return told
         named = [f"the {self.entity(p.collection)} {quote(self.name_of(p))}" for p in choice.parents]
         above: list[str] = []
         parents = tuple(up for p in choice.parents for up in p.parents)
@@ -135,13 +152,16 @@ class Speaker:
             above += [f"{self.entity(p.collection)} {quote(self.name_of(p))}" for p in parents]
             parents = tuple(up for p in parents for up in p.parents)
         preposition = self._preposition(choice.parents[0].collection, "of")
-        return f" {preposition} {' and '.join(named)}" + (f" ({', '.join(above)})" if above else "")
+        where = f" {preposition} {' and '.join(named)}" + (f" ({', '.join(above)})" if above else "")
+        return where + told
 
     def name_of(self, choice: Choice) -> Any:
         """What a record is called by."""
         if choice.pick.selector.kind == "lookup":
             return choice.value
         known = self.catalog.collections[choice.collection]
+        if choice.pick.locator is None and self.catalog.unlisted(choice.collection):
+            return choice.anchor.get(known.key)
         return choice.anchor.get(known.label or known.key)
 
     # ---------------------------------------------------------------------------------------- values

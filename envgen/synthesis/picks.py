@@ -35,6 +35,8 @@ class PickSampler:
     rng: random.Random
     used: Counter[str] = field(default_factory=Counter[str])
     """How often each tool was chosen so far."""
+    edges_used: Counter[tuple[str, str, str]] = field(default_factory=Counter[tuple[str, str, str]])
+    """How often each edge was walked so far."""
 
     def _rare(self, options: list[Any], name: Callable[[Any], str]) -> Any:
         weights = [1.0 / (1 + self.used[name(o)]) ** 1.5 for o in options]
@@ -50,22 +52,33 @@ class PickSampler:
         single: bool = False,
         delete: bool = False,
         avoid: frozenset[str] = frozenset(),
+        to: tuple[str, str] = ("", ""),
     ) -> Pick | None:
-        """A way to arrive at the key of a record of ``collection``."""
+        """A way to arrive at the key of a record of ``collection``. ``to``: the tool and parameter that
+        take it; ways that few tasks went so far are preferred."""
         key = self.catalog.collections[collection].key
         options: list[tuple[Locator, str]] = [
             (locator, key)
             for locator in self.catalog.locators[collection]
             if locator.access.many and locator.access.path(key) is not None
         ]
+        direct = len(options)
+        options += self._via(collection)
         spoken = self.catalog.spoken_key(collection)
-        if spoken or not options:
-            options += self._via(collection)
         if spoken and (not options or self.rng.random() < 0.25):
             return Pick(None, Selector("label"), collection, key)
         if not options:
             return None
-        locator, answer = self._rare(options, lambda o: o[0].access.tool)
+        weights: list[float] = []
+        for index, (locator, _) in enumerate(options):
+            walked = [*locator.edges(), (locator.access.tool, *to)]
+            often = sum(self.edges_used[e] for e in walked) / len(walked) + 0.2 * self.used[locator.access.tool]
+            # by way of another record only where that is not the longer way to say the same
+            rarely = 1.0 if index < direct or spoken or not self.edges_used[walked[-1]] else 0.15
+            weights.append(rarely / (1 + often) ** 1.5 / (1 + 0.5 * (locator.depth - 1)))
+        locator, answer = self.rng.choices(options, weights)[0]
+        if locator.access.single:
+            return Pick(locator, Selector("only"), collection, answer)
         via = answer != key or locator.collection != collection
         selector = self._selector(locator, single=single or via, avoid=avoid)
         if selector is None:
@@ -83,7 +96,8 @@ class PickSampler:
             for locator in self.catalog.locators[owner]:
                 linked = any(link.foreign_key == name for link in locator.access.links)
                 path = locator.access.path(name)
-                if locator.access.many and path is not None and not is_nested(path) and not linked:
+                usable = locator.access.many or locator.access.single
+                if usable and path is not None and not is_nested(path) and not linked:
                     found.append((locator, name))
         return found
 

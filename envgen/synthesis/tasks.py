@@ -22,19 +22,26 @@ from envgen.synthesis.catalog import Catalog, field_words
 from envgen.synthesis.choices import Choice, Demand, Footprint, Unfit, Value, needs_of
 from envgen.synthesis.control import go_ahead, request
 from envgen.synthesis.demands import Chooser
+from envgen.synthesis.difficulty import difficulty, level_of
 from envgen.synthesis.instructions import Speaker
-from envgen.synthesis.shapes import DemandShape, SelectorKind, difficulty
+from envgen.synthesis.shapes import DemandShape, SelectorKind
 from envgen.synthesis.values import ValueMaker, ValuePool
 from envgen.synthesis.wording import quote, say
 from envgen.synthesis.world import build_world
-from envgen.types import BlueprintNode, ReasoningKind, StateData, Task, TraceConstraint, UserAction, UserFact
+from envgen.types import (
+    BlueprintNode,
+    ReasoningKind,
+    StateData,
+    Task,
+    TaskTraits,
+    TraceConstraint,
+    UserAction,
+    UserFact,
+)
 
 FIRST_DAY = date(2024, 1, 8)
 INSTRUCTION_LIMIT = 200
 """Characters for one demand; each further demand may add 120."""
-BODY_LIMIT = {1: 1350, 2: 1500, 3: 2400, 4: 3200}
-"""Characters of instruction, calls and results a reference may have per level: short contexts are what
-small policies can learn from."""
 
 
 @dataclass(frozen=True)
@@ -99,19 +106,27 @@ class TaskMaker:
         self.speaker = Speaker(self.catalog, self.rng)
         self.facts: list[UserFact] = []
         self.actions: list[UserAction] = []
+        self.shown: dict[int, int] = {}
+        """Look-up step -> records it shows."""
+        self.needed: dict[int, set[str]] = {}
+        """Look-up step -> keys of the records the task has use for."""
 
-    def make(self, task_id: str, shapes: list[DemandShape], nested: dict[int, int]) -> Sample:
-        """Realise shapes as one task. ``nested[i] = j``: demand i hangs under the record demand j creates.
+    def make(
+        self, task_id: str, shapes: list[DemandShape], nested: dict[int, int], crowd: int = 0
+    ) -> Sample:
+        """Realise shapes as one task. ``nested[i] = j``: demand i hangs under the record demand j creates;
+        ``crowd``: distractors, as records that a list may show beyond the usual.
 
         Raises Unfit when this draw does not work out; the caller draws again.
         """
         needs, busy = needs_of(self.catalog, shapes)
-        world = build_world(self.catalog, self.maker, self.rng, needs, busy)
+        world = build_world(self.catalog, self.maker, self.rng, needs, busy, crowd)
         chooser = Chooser(self.catalog, world, self.maker, self.rng)
         demands: list[Demand] = []
         prints: list[Footprint] = []
-        for shape in shapes:
-            demand, footprint = chooser.demand(shape)
+        for index, shape in enumerate(shapes):
+            outer = demands[nested[index]] if index in nested else None
+            demand, footprint = chooser.demand(shape, outer)
             if any(footprint.clashes(other) for other in prints):
                 raise Unfit("the demands would touch each other")
             demands.append(demand)
@@ -132,10 +147,14 @@ class TaskMaker:
             self._run(recorder, demand, new_keys, index, nested.get(index))
         instruction = self.speaker.instruction(demands, nested)
         calls = [s for s in recorder.steps if s.kind != "ask"]
-        level = difficulty(len(calls), sum(s.reasoning for s in shapes))
+        reasoning = sum(s.reasoning for s in shapes)
+        level = difficulty(len(calls), reasoning)
         characters = _body(instruction, recorder)
-        if len(instruction) > INSTRUCTION_LIMIT + 120 * (len(demands) - 1) or characters > BODY_LIMIT[level]:
+        limit = INSTRUCTION_LIMIT + 120 * (len(demands) - 1)
+        if len(instruction) > limit or characters > level_of(level).body:
             raise Unfit("too long")
+        if len(calls) > level_of(level).calls[1]:
+            raise Unfit("too many calls")
         if state.delta().empty:
             raise Unfit("nothing changed")
         task = Task(
@@ -153,6 +172,14 @@ class TaskMaker:
             seed=self.seed,
             constraints=self.bench.rules,
             user_actions=tuple(self.actions),
+            traits=TaskTraits(
+                calls=len(calls),
+                writes=len(recorder.writes),
+                demands=len(demands),
+                reasoning=reasoning,
+                distractors=sum(n - min(n, len(self.needed.get(s, ()))) for s, n in self.shown.items()),
+                hidden=sum(not fact.stated for fact in self.facts),
+            ),
         )
         return Sample(task, tuple(recorder.outputs), tuple(shapes), characters)
 
@@ -279,13 +306,17 @@ class TaskMaker:
         for link, parent in zip(locator.access.links, choice.parents, strict=True):
             known = self._look_up(recorder, parent)[0][0]
             arguments[link.param] = known
-            scope[link.foreign_key] = known
+            if not locator.access.single:
+                scope[link.foreign_key] = known
         for param, value in choice.given:
             arguments[param] = Known(value, "instruction", say(value))
         if locator.access.by_label:
             label = choice.anchor[self.catalog.collections[choice.collection].label]
             arguments[locator.access.by_label] = Known(label, "instruction", say(label))
         step = recorder.call(locator.access.tool, arguments, write=False)
+        self.shown[step] = len(resolve(locator.access.element, recorder.outputs[step]))
+        key = self.catalog.collections[choice.collection].key
+        self.needed.setdefault(step, set()).update(str(record.get(key)) for record in choice.chosen)
         return step, locator.access.element, scope
 
     def _look_up(
@@ -304,7 +335,11 @@ class TaskMaker:
         elements = resolve(pattern, recorder.outputs[step])
         collection = self.catalog.collections[choice.collection]
         selector = pick.selector
-        if selector.kind == "label":
+        if selector.kind == "only":
+            known = recorder.output(step, f"{elements[0][0]}.{answer}".lstrip(".") if elements else answer)
+            words = self.speaker.field(choice.collection, pick.answer)
+            found = [replace(known, said=f"{words}: {say(known.value)}")]
+        elif selector.kind == "label":
             label = self._path(choice, collection.label)
             named = [p for p, e in elements if fetch(label, e) == choice.anchor[collection.label]]
             if len(named) != 1:
@@ -346,7 +381,7 @@ class TaskMaker:
 
 
 def _reasoning(kind: SelectorKind) -> ReasoningKind:
-    if kind == "label" or kind == "all":
+    if kind == "label" or kind == "all" or kind == "only":
         raise Unfit(f"{kind} needs no reasoning")
     return kind
 

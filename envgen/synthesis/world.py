@@ -14,6 +14,7 @@ from typing import Any
 
 from envgen.runtime.context import key_styles
 from envgen.synthesis.catalog import Catalog
+from envgen.synthesis.sense import Sense
 from envgen.synthesis.values import ValueMaker, slug
 from envgen.synthesis.variants import Variants
 from envgen.types import Collection, Record, StateData, StateField
@@ -74,14 +75,21 @@ def populated(catalog: Catalog, collection: Collection, needs: set[tuple[str, st
 
 
 def build_world(
-    catalog: Catalog, maker: ValueMaker, rng: random.Random, needs: set[tuple[str, str]], busy: set[str]
+    catalog: Catalog,
+    maker: ValueMaker,
+    rng: random.Random,
+    needs: set[tuple[str, str]],
+    busy: set[str],
+    crowd: int = 0,
 ) -> World:
     """Fill the values of a state. ``needs`` are fields the task relies on, ``busy`` collections it looks
-    at."""
+    at, ``crowd`` the records by which their lists may be longer than usual."""
     world = World({c.name: {} for c in catalog.schema.collections})
     styles = key_styles(catalog.schema)
     numbers = rng.sample(range(10, 100), 90)
-    for collection in sorted(topological(catalog), key=lambda c: not c.singleton):
+    sense = Sense(catalog)
+    first = {"singleton": 0, "calendar": 1}
+    for collection in sorted(topological(catalog), key=lambda c: first.get(_sort(c, sense), 2)):
         fields = populated(catalog, collection, needs)
         if collection.singleton:
             record = {f.name: v for f in fields if (v := _value(catalog, maker, collection, f)) is not None}
@@ -91,7 +99,7 @@ def build_world(
             world.state[collection.name]["self"] = record
             continue
         parents = [f for f in fields if f.references and f.references != collection.name]
-        owners = _owners(world, rng, catalog, collection, parents, collection.name in busy, fields)
+        owners = _owners(world, rng, catalog, collection, parents, collection.name in busy, fields, crowd)
         table: list[tuple[str, Record]] = []
         for owner in owners:
             record: Record = {}
@@ -107,6 +115,7 @@ def build_world(
             for name, value in _own(catalog, world, collection.name).items():
                 if rng.random() < 0.8:  # the rest belongs to others and is not shown
                     record[name] = value
+            sense.repair(collection.name, record, parents_of(catalog, world, collection, record), rng)
             key = _key(
                 collection,
                 record,
@@ -128,7 +137,28 @@ def build_world(
             world.focus[collection.name] = rng.choice(near or [k for k, _ in table])
         rng.shuffle(table)
         world.state[collection.name] = dict(table)
+        if collection.name in sense.calendars:
+            maker.open_days = tuple(sorted(key for key, _ in table))
     return world
+
+
+def parents_of(
+    catalog: Catalog, world: World, collection: Collection, record: Record
+) -> dict[str, Record]:
+    """Foreign key field -> the record behind it, for those of a record that lead to one."""
+    found: dict[str, Record] = {}
+    for item in collection.fields:
+        table = world.state.get(item.references, {}) if item.references else {}
+        parent = table.get(str(record.get(item.name)))
+        if parent is not None and item.references in catalog.collections:
+            found[item.name] = parent
+    return found
+
+
+def _sort(collection: Collection, sense: Sense) -> str:
+    if collection.singleton:
+        return "singleton"
+    return "calendar" if collection.name in sense.calendars else ""
 
 
 def _of_one_kind(
@@ -154,10 +184,12 @@ def _owners(
     parents: list[StateField],
     busy: bool,
     fields: list[StateField],
+    crowd: int,
 ) -> list[dict[str, str]]:
     """For each record to make, the parent keys that are decided beforehand."""
     size = _size(catalog, collection, fields)
-    listed = max(3, min(MAX_LIST, RESULT_BUDGET // size))
+    crowd = crowd if busy else 0
+    listed = max(3, min(MAX_LIST, RESULT_BUDGET // size)) + crowd
     given = {
         name for locator in catalog.locators.get(collection.name, ()) for _, name in locator.access.given
     }
@@ -165,19 +197,19 @@ def _owners(
         listed = MAX_LIST  # a filter the caller must set shows a part of them
     if not parents:
         least = 2 if size > RESULT_BUDGET // 2 else 3  # long records: a list of two, now and then
-        return [{} for _ in range(rng.randint(least, listed) if busy else rng.randint(2, 3))]
+        return [{} for _ in range(rng.randint(least + crowd, listed) if busy else rng.randint(2, 3))]
     main = parents[0]
     keys = list(world.state[main.references])
     if not keys:
         return []
     inner = bool(catalog.children.get(collection.name))
     whole = any(not locator.access.links for locator in catalog.locators.get(collection.name, ()))
-    cap = listed if whole else 10
+    cap = listed + 2 * crowd if whole else 10 + 3 * crowd
     focus = world.focus.get(main.references, keys[0])
     first = (
         rng.randint(2, 3)
         if inner or not busy or size > RESULT_BUDGET // 2
-        else rng.randint(3, min(4, listed))
+        else rng.randint(3, min(4, listed)) + crowd
     )
     owners = [focus] * min(first, cap)
     others = [key for key in keys if key != focus]
@@ -253,6 +285,8 @@ def _value(
         if not distinct or str(value) not in taken:
             return value
         value = maker.value(collection, item, schema)
+    if item.name != collection.label and item.required and item.type in ("date", "datetime"):
+        return value  # there are not always enough days: a superlative over them is dropped as a tie
     return None if item.name == collection.label or item.type in DISTINCT else value
 
 
