@@ -263,7 +263,7 @@ def link_of(
 
 
 def _element(
-    outputs: tuple[OutputBinding, ...], collection: Collection
+    outputs: tuple[OutputBinding, ...], collection: Collection, collections: dict[str, Collection]
 ) -> tuple[str, tuple[tuple[str, str], ...]] | None:
     own = [o for o in outputs if o.collection == collection.name]
     if not own:
@@ -279,7 +279,9 @@ def _element(
     references = {f.references: f.name for f in collection.fields if f.references}
     for binding in outputs:  # a nested parent (article.author.username) shows the foreign key
         element, inner = container(binding.path)
-        if binding.collection in references and element == pattern and inner:
+        owner = collections.get(binding.collection)
+        carries = owner is not None and binding.field == owner.key and binding.collection in references
+        if carries and element == pattern and inner:
             shown.setdefault(references[binding.collection], inner)
     return pattern, tuple(shown.items())
 
@@ -305,7 +307,7 @@ def build_catalog(draft: EnvironmentDraft, *, usable: Callable[[str], bool] = la
         single = sem.verb == "get" and not collections[sem.collection].singleton
         if single and sem.key is None:
             continue
-        found = _element(sem.outputs, collections[sem.collection])
+        found = _element(sem.outputs, collections[sem.collection], collections)
         if found is None or (single and "[]" in found[0]):
             continue
         must = frozenset(_required(tools[sem.tool].parameters, ""))

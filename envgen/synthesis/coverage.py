@@ -72,7 +72,7 @@ def idle_reason(edge: ToolEdge, semantics: Mapping[str, ToolSemantics], schema: 
     ``told``: the source was given that very key (or its record was looked up before), so its output is no
     news. ``own``: the key is the logged-in
     user's. ``unfilled``: what makes a record fills no such field of it. ``settable``: the target changes of
-    the new record only what its creation could have set. ``empty``: the source has just made the record, so there is nothing below it to read, and nothing
+    the new record only what its creation could have set. ``settled``: the record is so already. ``empty``: the source has just made the record, so there is nothing below it to read, and nothing
     in it that was not just written. ``undone``: the source has just made the record, and the target deletes
     it. ``shown``: the source's result shows all that the target's would. ``useless``: no write tool can take
     what the target shows. ``summary``: the target shows no records.
@@ -92,10 +92,14 @@ def idle_reason(edge: ToolEdge, semantics: Mapping[str, ToolSemantics], schema: 
         if acts and target.verb == "delete":
             return "undone"
         changed = {*(b.field for b in target.writes), *target.constants, target.toggles} - {""}
+        if acts and target.constants and _is_default(target, schema):
+            return "settled"
         if acts and changed <= {*(b.field for b in source.writes), *source.constants}:
             return "settable"
     elif source.writes_state:
         return "told"
+    if _is_so(edge, source, target):
+        return "settled"
     if target.writes_state:
         return ""
     if target.verb in ("aggregate", "count"):
@@ -106,6 +110,24 @@ def idle_reason(edge: ToolEdge, semantics: Mapping[str, ToolSemantics], schema: 
     if not any(_takes(writer, news, schema) for writer in semantics.values() if writer.writes_state):
         return "useless"
     return ""
+
+
+def _is_default(tool: ToolSemantics, schema: StateSchema) -> bool:
+    """True when a new record has all that the tool would set."""
+    fields = {f.name: f.default for f in schema.collection(tool.collection).fields}
+    return all(fields.get(name) == value for name, value in tool.constants.items())
+
+
+def _is_so(edge: ToolEdge, source: ToolSemantics, target: ToolSemantics) -> bool:
+    """True when a list shows only records that are as the target would make them."""
+    if target.collection != edge.collection or not source.where:
+        return False
+    behind = "" if source.collection == edge.collection else "."
+    return any(
+        (path == name if not behind else path.endswith(f".{name}")) and known == value
+        for name, known in target.constants.items()
+        for path, value in source.where.items()
+    )
 
 
 def _told(tool: ToolSemantics, schema: StateSchema) -> set[str]:

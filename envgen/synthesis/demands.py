@@ -31,7 +31,12 @@ class Chooser:
         self.rng = rng
         self.labels_given: dict[str, set[str]] = {}
         self.read: set[tuple[str, str]] = set()
+        self.named: set[tuple[str, str]] = set()
+        self.gentle = False
+        """True while the demand changes nothing that a record could be called by."""
         self.written: set[tuple[str, str]] = set()
+        self.compared: set[tuple[str, str]] = set()
+        """Fields that decided some choice: their values stay."""
         self.sense = Sense(catalog)
 
     def demand(self, shape: DemandShape, outer: Demand | None = None) -> tuple[Demand, Footprint]:
@@ -40,15 +45,20 @@ class Chooser:
         print_ = static_footprint(self.catalog, shape)
         target = None
         semantics = shape.semantics
+        self.gentle = semantics.verb in ("set", "toggle")
         if shape.target is not None:
             target = self.choose(shape.target, print_, acted_on=semantics)
             self._prepare(target, semantics)
             for record in target.chosen:
                 key = record.get(target.pick.answer)
                 print_.written_records.add((semantics.collection, str(key)))
+            if not self.gentle:
+                print_.unsettled_records |= print_.written_records
             print_.read_records -= print_.written_records
+            print_.named_records -= print_.written_records
         values = self._values(shape, target, outer, print_)
         self.read |= print_.read_records
+        self.named |= print_.named_records
         self.written |= print_.written_records
         return Demand(shape, target, values), print_
 
@@ -71,8 +81,9 @@ class Chooser:
             records = self._allowed(self.world.records(pick.yields), pick.yields, acted_on)
             if not records:
                 raise Unfit(f"no record of {pick.yields} to name")
-            anchor = self.rng.choice(records)
-            self._read(print_, pick.yields, anchor)
+            free = [r for r in records if self._free(pick.yields, r, acted_on is not None)]
+            anchor = self.rng.choice(free or records)
+            self._read(print_, pick.yields, anchor, named=True)
             return Choice(pick, anchor, (anchor,))
         collection = pick.locator.collection
         group = self._group(pick)
@@ -101,7 +112,8 @@ class Chooser:
             if len(group) < 2:
                 raise Unfit("nothing to compare")
             label = self.catalog.collections[collection].label
-            pair = self.rng.sample(group, 2)
+            free = [r for r in group if self._free(collection, r, acted_on is not None)]
+            pair = self.rng.sample(free if len(free) > 1 else group, 2)
             anchor = self._extreme(pair, field_name, pick.selector.order)
             chosen, names = [anchor], tuple(str(r[label]) for r in pair)
         elif kind == "filter":
@@ -117,15 +129,34 @@ class Chooser:
             if len(group) < 2:
                 raise Unfit("a superlative needs two records or more")
             anchor = self._extreme(group, field_name, pick.selector.order)
+            anchor = self._freed(collection, group, anchor, field_name, acted_on is not None)
             chosen = [anchor]
+        if field_name:
+            self.compared.add((collection, field_name))
+        named = kind == "label" and pick.answer == self.catalog.collections[collection].key
         for record in chosen if kind != "all" else ():
-            self._read(print_, collection, record)
+            self._read(print_, collection, record, named=named)
         if kind == "compare":
             for record in group:
                 if str(record.get(self.catalog.collections[collection].label)) in names:
                     self._read(print_, collection, record)
         parents = self._parents(pick, anchor, print_)
         return Choice(pick, anchor, tuple(chosen), parents, value, names, self._given(pick, anchor))
+
+    def _freed(
+        self, collection: str, group: list[Record], extreme: Record, field_name: str, acted_on: bool
+    ) -> Record:
+        """The record with the extreme value. Where an earlier demand stands in its way, another one gets the
+        value, as long as nothing hangs on it yet."""
+        pairs = {name for pair in self.sense.pairs[collection] for name in pair}
+        if self._free(collection, extreme, acted_on) or (collection, field_name) in self.compared:
+            return extreme
+        free = [r for r in group if self._free(collection, r, acted_on)]
+        if not free or field_name in pairs:
+            return extreme
+        other = self.rng.choice(free)
+        other[field_name], extreme[field_name] = extreme[field_name], other[field_name]
+        return other
 
     def _given(self, pick: Pick, anchor: Record) -> tuple[tuple[str, Any], ...]:
         """Values for required filters, in the parameter's own spelling."""
@@ -140,13 +171,16 @@ class Chooser:
             found.append((param, same[0]))
         return tuple(found)
 
-    def _read(self, print_: Footprint, collection: str, record: Record) -> None:
-        print_.read_records.add((collection, str(record.get(self.catalog.collections[collection].key))))
+    def _read(self, print_: Footprint, collection: str, record: Record, *, named: bool = False) -> None:
+        place = (collection, str(record.get(self.catalog.collections[collection].key)))
+        (print_.named_records if named else print_.read_records).add(place)
 
     def _free(self, collection: str, record: Record, acted_on: bool) -> bool:
         """True when no earlier demand of the task stands in the way of using a record."""
         place = (collection, str(record.get(self.catalog.collections[collection].key)))
-        return place not in self.written and not (acted_on and place in self.read)
+        if acted_on and (place in self.read or (not self.gentle and place in self.named)):
+            return False
+        return place not in self.written
 
     def _group(self, pick: Pick) -> list[Record]:
         """The records one look-up of the chain shows together; mostly the largest such group."""
@@ -162,7 +196,8 @@ class Chooser:
         if not groups:
             raise Unfit(f"{locator.collection} is empty")
         if pick.selector.kind == "only":
-            return self.rng.choice(list(groups.values()))
+            free = [g for g in groups.values() if self._free(locator.collection, g[0], True)]
+            return self.rng.choice(free or list(groups.values()))
         by_size = sorted(groups.values(), key=len, reverse=True)
         plain = pick.selector.kind in ("label", "lookup")
         return self.rng.choice(by_size) if plain and self.rng.random() < 0.35 else by_size[0]
@@ -224,7 +259,7 @@ class Chooser:
                 record = self.world.state[link.parent].get(str(anchor[link.foreign_key]))
             if record is None:
                 raise Unfit(f"{link.parent} has no record {anchor[link.foreign_key]!r}")
-            self._read(print_, owner, record)
+            self._read(print_, owner, record, named=not answer or answer == self.catalog.collections[owner].key)
             selector = _name_selector(self.catalog, owner, parent)
             up = Pick(parent, selector, link.parent, answer)
             value = record.get(selector.field) if selector.kind == "lookup" else None
@@ -349,6 +384,7 @@ class Chooser:
         days = self._days(semantics, held.name, target, made, outer)
         _, parents = self._after(semantics, target, made, outer)
         inherited = self.sense.given(semantics.collection, held.name, parents)
+        value: Any = None
         for _ in range(24):
             value = inherited if inherited is not None else self.maker.value(collection, held, schema)
             if value is None:
@@ -369,6 +405,11 @@ class Chooser:
                 if distinct:
                     self.labels_given.setdefault(collection.name, set()).add(str(value))
                 return Value(plan, value)
+        if held.name == collection.label and isinstance(value, str) and str(value) in taken:
+            name = f"{self.rng.choice(self.maker.pool.adjectives)} {value}"  # two words where one is not enough
+            if name not in taken and "_" not in value and "-" not in value:
+                self.labels_given.setdefault(collection.name, set()).add(name)
+                return Value(plan, name)
         raise Unfit(f"no fresh value for {collection.name}.{held.name}")
 
     def _after(

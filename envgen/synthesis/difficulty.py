@@ -8,8 +8,8 @@ level  calls   reasoning    demands  extra records a list  hidden facts
 1      2–4     0            1–3      0                     in 15 % of the tasks, one
 2      2–4     1            1–3      0                     in 20 %, one
 3      5–7 *   any          1–4      1                     in 35 %, one
-4      8–11    any          2–6      2                     in 50 %, one or two
-5      12+     any          3–9      3                     in 65 %, one or two
+4      8–11    any          2–8      2                     in 50 %, one or two
+5      12+     any          3–12     3                     in 65 %, one or two
 
 * or fewer calls with two conclusions or more.
 """
@@ -46,8 +46,8 @@ LEVELS: tuple[Level, ...] = (
     Level(1, (2, 4), (0, 0), 3, 0, 0.15, 1, 0.2, 1350),
     Level(2, (2, 4), (1, 1), 3, 0, 0.2, 1, 0.28, 1500),
     Level(3, (5, 7), (0, 3), 4, 1, 0.35, 1, 0.22, 3000),
-    Level(4, (8, 11), (0, 5), 6, 2, 0.5, 2, 0.17, 4600),
-    Level(5, (12, 18), (0, 8), 9, 3, 0.65, 2, 0.13, 7000),
+    Level(4, (8, 11), (0, 5), 8, 2, 0.5, 2, 0.17, 4600),
+    Level(5, (12, 18), (0, 8), 12, 3, 0.65, 2, 0.13, 7000),
 )
 HARDEST = len(LEVELS)
 

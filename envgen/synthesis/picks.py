@@ -53,9 +53,11 @@ class PickSampler:
         delete: bool = False,
         avoid: frozenset[str] = frozenset(),
         to: tuple[str, str] = ("", ""),
+        tells: frozenset[str] = frozenset(),
     ) -> Pick | None:
         """A way to arrive at the key of a record of ``collection``. ``to``: the tool and parameter that
-        take it; ways that few tasks went so far are preferred."""
+        take it; ways that few tasks went so far are preferred. ``tells``: further fields of the record that
+        the look-up has to show."""
         key = self.catalog.collections[collection].key
         options: list[tuple[Locator, str]] = [
             (locator, key)
@@ -64,7 +66,12 @@ class PickSampler:
         ]
         direct = len(options)
         options += self._via(collection)
-        spoken = self.catalog.spoken_key(collection)
+        kept = [not self._settled(locator, answer, collection, to[0]) for locator, answer in options]
+        direct = sum(kept[:direct])
+        options = [option for option, keep in zip(options, kept, strict=True) if keep]
+        if tells:
+            options = [o for o in options[:direct] if all(o[0].access.path(name) is not None for name in tells)]
+        spoken = self.catalog.spoken_key(collection) and not tells
         if spoken and (not options or self.rng.random() < 0.25):
             return Pick(None, Selector("label"), collection, key)
         if not options:
@@ -86,6 +93,18 @@ class PickSampler:
         if delete and selector.kind == "filter" and self.rng.random() < 0.5:
             selector = Selector("label") if self._named(locator) else selector
         return Pick(locator, selector, collection, answer)
+
+    def _settled(self, locator: Locator, answer: str, collection: str, tool: str) -> bool:
+        """True when the look-up shows only records that are already as the tool would make them."""
+        writer = self.catalog.semantics.get(tool)
+        if writer is None or writer.collection != collection:
+            return False
+        behind = "" if locator.collection == collection else f"{answer}."
+        return any(
+            f"{behind}{name}" == path and known == value
+            for name, known in writer.constants.items()
+            for path, value in locator.access.where
+        )
 
     def _via(self, collection: str) -> list[tuple[Locator, str]]:
         """Records of other collections that show a key of ``collection`` as a foreign key."""
@@ -129,7 +148,8 @@ class PickSampler:
         if named:
             options.append((WEIGHTS["label"], Selector("label")))
         for shown in self._shown(locator):
-            if shown.name in avoid or any(shown.name == name for _, name in locator.access.given):
+            told = {name for _, name in locator.access.given} | {path for path, _ in locator.access.where}
+            if shown.name in avoid or shown.name in told:
                 continue
             share: float = 1.0
             if shown.type in NUMBERS and not DULL & set(field_words(shown.name)[-1:]):

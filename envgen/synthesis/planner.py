@@ -14,7 +14,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from envgen.synthesis.catalog import Catalog
-from envgen.synthesis.choices import static_footprint
+from envgen.synthesis.choices import Footprint, static_footprint
 from envgen.synthesis.coverage import (
     LEAST_PER_WRITER,
     Edge,
@@ -30,9 +30,9 @@ from envgen.synthesis.sequences import ShapeSampler
 from envgen.synthesis.shapes import DemandShape
 from envgen.types import Task
 
-PLANS = 10
-"""Plans drawn for one task, of which the best is tried."""
-PATIENCE = 40
+PLANS, LEAST_PLANS = 8, 3
+"""Plans drawn for one task, of which the best is tried; fewer where one of them is new in all ways."""
+PATIENCE = 60
 """Tries in a row at a level without anything new after which it counts as used up."""
 BARREN = 120
 """Tries at a level without a single task after which it is given up."""
@@ -93,7 +93,7 @@ class ShapePlanner:
         best: Plan | None = None
         highest = 0.0
         hardest = self.levels[-1].number
-        for _ in range(PLANS):
+        for drawn in range(PLANS):
             plan = self._one(self.wanted)
             if plan is None:
                 continue
@@ -103,6 +103,8 @@ class ShapePlanner:
             worth = self._worth(plan) - 6.0 * abs(level - self.wanted.number) + self.rng.random()
             if best is None or worth > highest:
                 best, highest = plan, worth
+            if drawn + 1 >= LEAST_PLANS and highest > NOVEL_SEQUENCE + NOVEL_WRITES + NOVEL_EDGE:
+                break
         return best
 
     def _wanted_level(self) -> Level:
@@ -123,16 +125,18 @@ class ShapePlanner:
         if first is None:
             return None
         shapes, nested = [first], dict[int, int]()
+        prints = [static_footprint(self.catalog, first)]
         least, most = self._sizes(level)
         for _ in range(3 * level.demands):
             calls = len(predicted(shapes))
             if len(shapes) >= level.demands or (calls >= level.calls[0] and len(shapes) >= least):
                 break
-            more = self._more(level, shapes, nested, asked=sum(_asks(s) for s in shapes))
+            more = self._more(level, shapes, nested, prints)
             if more is not None and len(predicted([*shapes, more[0]])) <= most:
                 if more[1] is not None:
                     nested[len(shapes)] = more[1]
                 shapes.append(more[0])
+                prints.append(static_footprint(self.catalog, more[0]))
         reasoning = sum(s.reasoning for s in shapes)
         if not level.reasoning[0] <= reasoning <= level.reasoning[1]:
             return None
@@ -146,20 +150,32 @@ class ShapePlanner:
         return (2 if merged else 1), high if high - low < 4 else self.rng.randint(low + 1, high)
 
     def _more(
-        self, level: Level, shapes: list[DemandShape], nested: dict[int, int], asked: int
+        self, level: Level, shapes: list[DemandShape], nested: dict[int, int], prints: list[Footprint]
     ) -> tuple[DemandShape, int | None] | None:
         """One demand more: about the record that an earlier one makes, or an independent one."""
         if self.rng.random() < 0.5:
             under = self.rng.choice(range(len(shapes)))
-            inner = self.sampler.nested(shapes[under])
-            if inner is not None and under not in nested.values() and not _clash(self.catalog, inner, shapes):
+            inner = self.sampler.nested(shapes[under]) if under not in nested.values() else None
+            if inner is not None and not self._clash(inner, shapes, prints):
                 return inner, under
+        asked = sum(_asks(shape) for shape in shapes)
         hidden = asked < level.hidden_most and self.rng.random() < level.hidden / 3
         other = self.sampler.draw(hidden=hidden, alone=False)
         repeat = level.number >= 3 or self.rng.random() < 0.4
-        if other is None or _clash(self.catalog, other, shapes, repeat=repeat):
+        if other is None or self._clash(other, shapes, prints, repeat=repeat):
             return None
         return other, None
+
+    def _clash(
+        self, shape: DemandShape, others: list[DemandShape], prints: list[Footprint], *, repeat: bool = False
+    ) -> bool:
+        """True when the order of demands could matter, or (unless ``repeat``) one uses another's write tool
+        again."""
+        tool = shape.semantics.tool
+        if not repeat and any(tool == other.semantics.tool for other in others):
+            return True
+        mine = static_footprint(self.catalog, shape)
+        return any(mine.clashes(other) for other in prints)
 
     def _worth(self, plan: Plan) -> float:
         """How much a plan covers that no task covers yet."""
@@ -219,13 +235,3 @@ def predicted(shapes: list[DemandShape]) -> tuple[str, ...]:
 def _asks(shape: DemandShape) -> int:
     return sum(value.kind == "hidden" for value in shape.values)
 
-
-def _clash(catalog: Catalog, shape: DemandShape, others: list[DemandShape], *, repeat: bool = False) -> bool:
-    """True when the order of demands could matter, or (unless ``repeat``) one uses another's write tool
-    again."""
-    mine = static_footprint(catalog, shape)
-    return any(
-        (not repeat and shape.semantics.tool == other.semantics.tool)
-        or mine.clashes(static_footprint(catalog, other))
-        for other in others
-    )

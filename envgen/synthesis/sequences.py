@@ -50,6 +50,7 @@ class ShapeSampler(PickSampler):
                 delete=writer.verb == "delete",
                 avoid=_own_fields(writer),
                 to=(writer.tool, writer.key.param),
+                tells=self._told(writer),
             )
             if target is None:
                 return None
@@ -77,6 +78,15 @@ class ShapeSampler(PickSampler):
         if hidden:
             values = self._hide(values, target)
         return DemandShape(writer, target, tuple(values))
+
+    def _told(self, writer: ToolSemantics) -> frozenset[str]:
+        """Plain fields of the record acted on that the tool wants to be told, beside the key."""
+        needed = self.catalog.required(writer.tool)
+        return frozenset(
+            b.field
+            for b in writer.scope
+            if (b.required or b.param in needed) and self._link(b, writer) is None and writer.key != b
+        )
 
     def _scope(self, writer: ToolSemantics) -> list[ParamBinding]:
         """Scope parameters the planner must find a parent for; those of a keyed tool follow from the
@@ -215,7 +225,8 @@ class ShapeSampler(PickSampler):
                     if locator.access.single:
                         selector = Selector("only")
                     else:
-                        selector = self._selector(locator, single=True, avoid=frozenset({shown.name}))
+                        own = frozenset({shown.name} if name == writer.collection else ())
+                        selector = self._selector(locator, single=True, avoid=own)
                     if selector is None or selector.kind == "filter":
                         continue
                     known = self.edges_used[locator.access.tool, writer.tool, binding.param]
@@ -266,7 +277,12 @@ class ShapeSampler(PickSampler):
         for writer in self.catalog.writers:
             if writer.key is not None and writer.collection == parent.name and writer.verb not in ("create", "delete"):
                 changed = {*(b.field for b in writer.writes), *writer.constants, writer.toggles} - {""}
-                if changed - settable and not writer.scope:
+                settled = writer.constants and all(
+                    self.catalog.fields[parent.name, n].default == v
+                    for n, v in writer.constants.items()
+                    if (parent.name, n) in self.catalog.fields
+                )
+                if changed - settable and not writer.scope and not settled:
                     inner.append((writer, writer.key))
             for binding in writer.scope if writer.verb == "create" else ():
                 link = self._link(binding, writer)

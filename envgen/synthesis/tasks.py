@@ -19,7 +19,7 @@ from envgen.runtime.state import State
 from envgen.runtime.tools import ToolTable, call_tool, compile_tools
 from envgen.synthesis.blueprint import Known, Recorder, fetch, resolve
 from envgen.synthesis.catalog import Catalog, field_words
-from envgen.synthesis.choices import Choice, Demand, Footprint, Unfit, Value, needs_of
+from envgen.synthesis.choices import Choice, Demand, Footprint, Needs, Unfit, Value, needs_of
 from envgen.synthesis.control import go_ahead, request
 from envgen.synthesis.demands import Chooser
 from envgen.synthesis.difficulty import difficulty, level_of
@@ -27,7 +27,7 @@ from envgen.synthesis.instructions import Speaker
 from envgen.synthesis.shapes import DemandShape, SelectorKind
 from envgen.synthesis.values import ValueMaker, ValuePool
 from envgen.synthesis.wording import quote, say
-from envgen.synthesis.world import build_world
+from envgen.synthesis.world import RESULT_BUDGET, build_world, populated, record_size
 from envgen.types import (
     BlueprintNode,
     ReasoningKind,
@@ -119,8 +119,8 @@ class TaskMaker:
 
         Raises Unfit when this draw does not work out; the caller draws again.
         """
-        needs, busy = needs_of(self.catalog, shapes)
-        world = build_world(self.catalog, self.maker, self.rng, needs, busy, crowd)
+        needs = needs_of(self.catalog, shapes)
+        world = build_world(self.catalog, self.maker, self.rng, needs, crowd)
         chooser = Chooser(self.catalog, world, self.maker, self.rng)
         demands: list[Demand] = []
         prints: list[Footprint] = []
@@ -151,7 +151,7 @@ class TaskMaker:
         level = difficulty(len(calls), reasoning)
         characters = _body(instruction, recorder)
         limit = INSTRUCTION_LIMIT + 120 * (len(demands) - 1)
-        if len(instruction) > limit or characters > level_of(level).body:
+        if len(instruction) > limit or characters > level_of(level).body * self._bulk(needs):
             raise Unfit("too long")
         if len(calls) > level_of(level).calls[1]:
             raise Unfit("too many calls")
@@ -182,6 +182,14 @@ class TaskMaker:
             ),
         )
         return Sample(task, tuple(recorder.outputs), tuple(shapes), characters)
+
+    def _bulk(self, needs: Needs) -> float:
+        """How much longer than usual the shortest lists of the collections looked at are."""
+        sizes = [
+            record_size(self.catalog, known, populated(self.catalog, known, needs.fields))
+            for known in (self.catalog.collections[name] for name in needs.uses)
+        ]
+        return min(2.5, max(1.0, 3 * max(sizes) / RESULT_BUDGET))
 
     # ---------------------------------------------------------------------------------------- execution
     def _run(
@@ -308,8 +316,10 @@ class TaskMaker:
             arguments[link.param] = known
             if not locator.access.single:
                 scope[link.foreign_key] = known
+        held = dict(locator.access.given)
         for param, value in choice.given:
             arguments[param] = Known(value, "instruction", say(value))
+            scope[held[param]] = arguments[param]
         if locator.access.by_label:
             label = choice.anchor[self.catalog.collections[choice.collection].label]
             arguments[locator.access.by_label] = Known(label, "instruction", say(label))
