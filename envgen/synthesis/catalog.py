@@ -311,6 +311,13 @@ def build_catalog(draft: EnvironmentDraft, *, usable: Callable[[str], bool] = la
         if found is None or (single and "[]" in found[0]):
             continue
         must = frozenset(_required(tools[sem.tool].parameters, ""))
+        preset = tuple(
+            (b.field, sem.defaults[b.param])
+            for b in sem.filters
+            if b.op == "eq" and b.param in sem.defaults and b.param not in must and not b.required
+        )
+        if preset and said == ("", ""):  # a list that shows the available ones unless told otherwise
+            said = (" ".join(str(value) for _, value in preset), "")
         links: list[Link] = []
         by_label, blocked = "", False
         given: list[tuple[str, str]] = []
@@ -345,7 +352,7 @@ def build_catalog(draft: EnvironmentDraft, *, usable: Callable[[str], bool] = la
                     by_label,
                     tuple(given),
                     tuple(sem.where_session.items()),
-                    tuple(sem.where.items()),
+                    (*sem.where.items(), *preset),
                     said,
                 )
             )
@@ -363,16 +370,19 @@ def build_catalog(draft: EnvironmentDraft, *, usable: Callable[[str], bool] = la
         variants={name: found for name in collections if (found := variants_of(name, semantics)) is not None},
     )
     catalog.locators.update({name: tuple(_locators(catalog, name, MAX_DEPTH)) for name in collections})
-    singles = {name: tuple(_singles(catalog, name)) for name in collections}
-    for name, more in singles.items():
-        catalog.locators[name] = (*catalog.locators[name], *more)
+    lists = dict(catalog.locators)
+    for _ in range(2):  # the second time, from records that were themselves shown one by one
+        singles = {name: tuple(_singles(catalog, name)) for name in collections}
+        catalog.locators.update({name: (*lists[name], *more) for name, more in singles.items()})
     return catalog
 
 
 def _said_where(sem: ToolSemantics, entity: str) -> tuple[str, str]:
     """The words of a tool's name beside verb and noun: ``list_starred_repositories`` shows starred ones,
     ``GetArticlesFeed`` those of a feed."""
-    words = [w for w in field_words(sem.tool) if w not in ("get", "list", "search", "find", "fetch", "show", "all")]
+    words = [
+        w for w in field_words(sem.tool) if w not in ("get", "list", "search", "find", "fetch", "show", "all")
+    ]
     own = field_words(entity)
     at = next((i for i, w in enumerate(words) if w[:4] == own[-1][:4]), -1)
     if at < 0:
@@ -403,7 +413,8 @@ def _singles(catalog: Catalog, collection: str) -> list[Locator]:
         for owner, name in catalog.children.get(collection, ()):
             for locator in catalog.locators[owner] if owner != collection else ():
                 path = locator.access.path(name)
-                if path is not None and locator.access.many and not is_nested(path) and locator.depth < 3:
+                usable = locator.access.many or (locator.access.single and locator.depth == 1)
+                if path is not None and usable and not is_nested(path) and locator.depth < 3:
                     ways.append((locator, name))
         found += [Locator(access, (way,), (answer,)) for way, answer in ways[:MAX_LOCATORS]]
     return found

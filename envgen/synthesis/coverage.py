@@ -72,7 +72,9 @@ def idle_reason(edge: ToolEdge, semantics: Mapping[str, ToolSemantics], schema: 
     ``told``: the source was given that very key (or its record was looked up before), so its output is no
     news. ``own``: the key is the logged-in
     user's. ``unfilled``: what makes a record fills no such field of it. ``settable``: the target changes of
-    the new record only what its creation could have set. ``settled``: the record is so already. ``empty``: the source has just made the record, so there is nothing below it to read, and nothing
+    the new record only what its creation could have set. ``settled``: the record is so already.
+    ``barred``: the record the source shows is why the target refuses. ``listed``: the list that leads to the
+    source's record shows the key already. ``empty``: the source has just made the record, so there is nothing below it to read, and nothing
     in it that was not just written. ``undone``: the source has just made the record, and the target deletes
     it. ``shown``: the source's result shows all that the target's would. ``useless``: no write tool can take
     what the target shows. ``summary``: the target shows no records.
@@ -100,6 +102,11 @@ def idle_reason(edge: ToolEdge, semantics: Mapping[str, ToolSemantics], schema: 
         return "told"
     if _is_so(edge, source, target):
         return "settled"
+    children = {rule.collection for rule in target.preconditions if rule.kind == "no_children"}
+    if source.collection in children and source.collection != edge.collection:
+        return "barred"
+    if source.verb == "get" and _listed(edge, source, semantics, schema):
+        return "listed"
     if target.writes_state:
         return ""
     if target.verb in ("aggregate", "count"):
@@ -110,6 +117,19 @@ def idle_reason(edge: ToolEdge, semantics: Mapping[str, ToolSemantics], schema: 
     if not any(_takes(writer, news, schema) for writer in semantics.values() if writer.writes_state):
         return "useless"
     return ""
+
+
+def _listed(
+    edge: ToolEdge, source: ToolSemantics, semantics: Mapping[str, ToolSemantics], schema: StateSchema
+) -> bool:
+    """True when some list shows both the key of the source's record and the key that the edge carries."""
+    key = schema.collection(source.collection).key
+    for tool in semantics.values():
+        if tool.many and not tool.writes_state and tool.collection == source.collection:
+            keyed = {keyed_collection(schema, o.collection, o.field) for o in tool.outputs}
+            if edge.collection in keyed and (source.collection, key) in _shows(tool):
+                return True
+    return False
 
 
 def _is_default(tool: ToolSemantics, schema: StateSchema) -> bool:

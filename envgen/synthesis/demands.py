@@ -96,6 +96,9 @@ class Chooser:
             candidates = [r for r in candidates if self._free(collection, r, acted_on is not None)]
         if pick.answer != self.catalog.collections[collection].key and kind in ("label", "lookup"):
             candidates = [r for r in candidates if r.get(pick.answer) is not None]
+        if kind == "label":
+            label = self.catalog.collections[collection].label
+            candidates = [r for r in candidates if r.get(label) is not None]
         if kind == "lookup" and collection in self.catalog.variants:
             candidates = [r for r in candidates if r.get(field_name) is not None]
         if not candidates:
@@ -114,6 +117,8 @@ class Chooser:
             label = self.catalog.collections[collection].label
             free = [r for r in group if self._free(collection, r, acted_on is not None)]
             pair = self.rng.sample(free if len(free) > 1 else group, 2)
+            if any(r.get(label) is None for r in pair):
+                raise Unfit("a record without a name")
             anchor = self._extreme(pair, field_name, pick.selector.order)
             chosen, names = [anchor], tuple(str(r[label]) for r in pair)
         elif kind == "filter":
@@ -259,7 +264,9 @@ class Chooser:
                 record = self.world.state[link.parent].get(str(anchor[link.foreign_key]))
             if record is None:
                 raise Unfit(f"{link.parent} has no record {anchor[link.foreign_key]!r}")
-            self._read(print_, owner, record, named=not answer or answer == self.catalog.collections[owner].key)
+            self._read(
+                print_, owner, record, named=not answer or answer == self.catalog.collections[owner].key
+            )
             selector = _name_selector(self.catalog, owner, parent)
             up = Pick(parent, selector, link.parent, answer)
             value = record.get(selector.field) if selector.kind == "lookup" else None
@@ -405,9 +412,9 @@ class Chooser:
                 if distinct:
                     self.labels_given.setdefault(collection.name, set()).add(str(value))
                 return Value(plan, value)
-        if held.name == collection.label and isinstance(value, str) and str(value) in taken:
-            name = f"{self.rng.choice(self.maker.pool.adjectives)} {value}"  # two words where one is not enough
-            if name not in taken and "_" not in value and "-" not in value:
+        if held.name == collection.label and isinstance(value, str) and value in taken:
+            name = self.maker.pool.longer(self.rng, value)
+            if name not in taken:
                 self.labels_given.setdefault(collection.name, set()).add(name)
                 return Value(plan, name)
         raise Unfit(f"no fresh value for {collection.name}.{held.name}")

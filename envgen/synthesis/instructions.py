@@ -99,7 +99,9 @@ class Speaker:
         """``asset``, or ``DRAFT asset`` where the look-up must be told a value, ``starred asset`` where it
         shows such only."""
         before, _ = choice.pick.locator.access.said if choice.pick.locator else ("", "")
-        named = {param: name for param, name in choice.pick.locator.access.given} if choice.pick.locator else {}
+        named = (
+            {param: name for param, name in choice.pick.locator.access.given} if choice.pick.locator else {}
+        )
         told = [say(v) for p, v in choice.given if self.catalog.fields[choice.collection, named[p]].enum]
         return " ".join([*told, *([before] if before else []), self.entity(choice.collection)])
 
@@ -140,7 +142,11 @@ class Speaker:
         _, after = choice.pick.locator.access.said if choice.pick.locator else ("", "")
         told = f" {after}" if after else ""
         for param, value in choice.given:
-            name = next(n for p, n in choice.pick.locator.access.given if p == param) if choice.pick.locator else ""
+            name = (
+                next(n for p, n in choice.pick.locator.access.given if p == param)
+                if choice.pick.locator
+                else ""
+            )
             if not self.catalog.fields[choice.collection, name].enum:
                 told += f" with {self.field(choice.collection, name)} {quote(value)}"
         if not choice.parents:

@@ -70,7 +70,9 @@ class PickSampler:
         direct = sum(kept[:direct])
         options = [option for option, keep in zip(options, kept, strict=True) if keep]
         if tells:
-            options = [o for o in options[:direct] if all(o[0].access.path(name) is not None for name in tells)]
+            options = [
+                o for o in options[:direct] if all(o[0].access.path(name) is not None for name in tells)
+            ]
         spoken = self.catalog.spoken_key(collection) and not tells
         if spoken and (not options or self.rng.random() < 0.25):
             return Pick(None, Selector("label"), collection, key)
@@ -79,7 +81,9 @@ class PickSampler:
         weights: list[float] = []
         for index, (locator, _) in enumerate(options):
             walked = [*locator.edges(), (locator.access.tool, *to)]
-            often = sum(self.edges_used[e] for e in walked) / len(walked) + 0.2 * self.used[locator.access.tool]
+            often = (
+                sum(self.edges_used[e] for e in walked) / len(walked) + 0.2 * self.used[locator.access.tool]
+            )
             # by way of another record only where that is not the longer way to say the same
             rarely = 1.0 if index < direct or spoken or not self.edges_used[walked[-1]] else 0.15
             weights.append(rarely / (1 + often) ** 1.5 / (1 + 0.5 * (locator.depth - 1)))
@@ -87,7 +91,7 @@ class PickSampler:
         if locator.access.single:
             return Pick(locator, Selector("only"), collection, answer)
         via = answer != key or locator.collection != collection
-        selector = self._selector(locator, single=single or via, avoid=avoid)
+        selector = self._selector(locator, single=single or via or bool(tells), avoid=avoid)
         if selector is None:
             return None
         if delete and selector.kind == "filter" and self.rng.random() < 0.5:
@@ -95,10 +99,16 @@ class PickSampler:
         return Pick(locator, selector, collection, answer)
 
     def _settled(self, locator: Locator, answer: str, collection: str, tool: str) -> bool:
-        """True when the look-up shows only records that are already as the tool would make them."""
+        """True when the look-up shows only records that are already as the tool would make them, or that the
+        tool refuses to act on."""
         writer = self.catalog.semantics.get(tool)
         if writer is None or writer.collection != collection:
             return False
+        if any(
+            rule.kind == "no_children" and rule.collection == locator.collection
+            for rule in writer.preconditions
+        ):
+            return locator.collection != collection  # it would be refused because of the very record shown
         behind = "" if locator.collection == collection else f"{answer}."
         return any(
             f"{behind}{name}" == path and known == value

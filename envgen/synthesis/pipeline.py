@@ -15,7 +15,7 @@ from envgen.errors import RefusedDocument, TaskError
 from envgen.proposers.rules import propose
 from envgen.runtime.context import mix
 from envgen.store import Bundle, environment_identity
-from envgen.synthesis.catalog import Catalog, build_catalog
+from envgen.synthesis.catalog import build_catalog
 from envgen.synthesis.certify import Duplicates, Prover, replay_results
 from envgen.synthesis.control import confirmed, held_by_user, writers_named
 from envgen.synthesis.coverage import measure
@@ -254,7 +254,12 @@ class _TaskSampler:
 
 
 def _bundle(
-    doc: ToolDoc, draft: EnvironmentDraft, bench: Workbench, tasks: list[Task], seed: int, levels: tuple[int, ...]
+    doc: ToolDoc,
+    draft: EnvironmentDraft,
+    bench: Workbench,
+    tasks: list[Task],
+    seed: int,
+    levels: tuple[int, ...],
 ) -> Bundle:
     empty = SynthesisReport(
         tools_total=0,

@@ -234,4 +234,3 @@ def predicted(shapes: list[DemandShape]) -> tuple[str, ...]:
 
 def _asks(shape: DemandShape) -> int:
     return sum(value.kind == "hidden" for value in shape.values)
-

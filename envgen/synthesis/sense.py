@@ -93,7 +93,9 @@ class Sense:
             if tool.collection != collection:
                 continue
             links = [
-                link for b in tool.scope if (link := link_of(b, tool, self.catalog.fields, self.catalog.collections))
+                link
+                for b in tool.scope
+                if (link := link_of(b, tool, self.catalog.fields, self.catalog.collections))
             ]
             for binding in tool.scope:
                 held = self.catalog.fields.get((collection, binding.field))
@@ -106,7 +108,11 @@ class Sense:
 
     def given(self, collection: str, name: str, parents: dict[str, Record]) -> Any:
         """The value that a field has because a parent has it, or None."""
-        held = [parents[link].get(name) for field, link in self.same[collection] if field == name and link in parents]
+        held = [
+            parents[link].get(name)
+            for field, link in self.same[collection]
+            if field == name and link in parents
+        ]
         return next((value for value in held if value is not None), None)
 
     def dated(self, collection: str) -> tuple[str, ...]:
@@ -181,9 +187,7 @@ class Sense:
         known = self.catalog.collections[collection]
         return next((f.references for f in known.fields if f.name == link), "")
 
-    def repair(
-        self, collection: str, record: Record, parents: dict[str, Record], rng: random.Random
-    ) -> None:
+    def repair(self, collection: str, record: Record, parents: dict[str, Record], rng: random.Random) -> None:
         """Change a record of a world until it makes sense."""
         for early, late in self.pairs[collection]:
             first, second = record.get(early), record.get(late)

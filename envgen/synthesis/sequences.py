@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from envgen.synthesis.catalog import field_words
-from envgen.synthesis.picks import DULL, PickSampler
-from envgen.synthesis.shapes import NUMBERS, TEXTS, DemandShape, Pick, Selector, ValuePlan
+from envgen.synthesis.picks import PickSampler
+from envgen.synthesis.shapes import NUMBERS, DemandShape, Pick, Selector, ValuePlan
 from envgen.types import ParamBinding, StateField, ToolSemantics
 
 
@@ -231,7 +231,9 @@ class ShapeSampler(PickSampler):
                         continue
                     known = self.edges_used[locator.access.tool, writer.tool, binding.param]
                     fresh = 1.5 / (1 + known) / (1 + 0.5 * (locator.depth - 1))
-                    options.append((fresh, ValuePlan(binding, "copy", Pick(locator, selector, name, shown.name))))
+                    options.append(
+                        (fresh, ValuePlan(binding, "copy", Pick(locator, selector, name, shown.name)))
+                    )
                     if locator.access.many and _totals(held, shown):
                         summed = Pick(locator, Selector("all", shown.name), name, shown.name)
                         options.append((0.7, ValuePlan(binding, "sum", summed)))
@@ -275,7 +277,11 @@ class ShapeSampler(PickSampler):
         inner: list[tuple[ToolSemantics, ParamBinding]] = []
         settable = {b.field for b in outer.semantics.writes} | set(outer.semantics.constants)
         for writer in self.catalog.writers:
-            if writer.key is not None and writer.collection == parent.name and writer.verb not in ("create", "delete"):
+            if (
+                writer.key is not None
+                and writer.collection == parent.name
+                and writer.verb not in ("create", "delete")
+            ):
                 changed = {*(b.field for b in writer.writes), *writer.constants, writer.toggles} - {""}
                 settled = writer.constants and all(
                     self.catalog.fields[parent.name, n].default == v
@@ -284,7 +290,7 @@ class ShapeSampler(PickSampler):
                 )
                 if changed - settable and not writer.scope and not settled:
                     inner.append((writer, writer.key))
-            for binding in writer.scope if writer.verb == "create" else ():
+            for binding in (*writer.scope, *writer.writes) if writer.verb == "create" else ():
                 link = self._link(binding, writer)
                 if link is not None and link.parent == parent.name and writer.collection != parent.name:
                     inner.append((writer, binding))
@@ -292,7 +298,8 @@ class ShapeSampler(PickSampler):
             return None
         made_by = outer.semantics.tool
         weights = [
-            1 / (1 + self.edges_used[made_by, w.tool, b.param]) ** 1.5 / (1 + self.used[w.tool]) for w, b in inner
+            1 / (1 + self.edges_used[made_by, w.tool, b.param]) ** 1.5 / (1 + self.used[w.tool])
+            for w, b in inner
         ]
         writer, binding = self.rng.choices(inner, weights)[0]
         values: list[ValuePlan] = [ValuePlan(binding, "created")]
@@ -305,10 +312,10 @@ class ShapeSampler(PickSampler):
                     return None
                 values.append(plan)
         plans = self._values(writer, looked_up=True)
+        plans = [p for p in plans if p.binding.field != binding.field] if plans is not None else None
         if plans is None or any(p.pick is not None for p in plans):
             return None
         return DemandShape(writer, None, (*values, *plans))
-
 
     def _change_of_new(
         self, writer: ToolSemantics, values: list[ValuePlan], settable: set[str]

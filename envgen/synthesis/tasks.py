@@ -111,9 +111,7 @@ class TaskMaker:
         self.needed: dict[int, set[str]] = {}
         """Look-up step -> keys of the records the task has use for."""
 
-    def make(
-        self, task_id: str, shapes: list[DemandShape], nested: dict[int, int], crowd: int = 0
-    ) -> Sample:
+    def make(self, task_id: str, shapes: list[DemandShape], nested: dict[int, int], crowd: int = 0) -> Sample:
         """Realise shapes as one task. ``nested[i] = j``: demand i hangs under the record demand j creates;
         ``crowd``: distractors, as records that a list may show beyond the usual.
 

@@ -118,6 +118,15 @@ class ValuePool:
         noun = rng.choice(self.nouns[kind]) if kind in ("type", "pet") else ""
         return noun or f"{rng.choice(self.adjectives)} {rng.choice(self.nouns[kind])}"
 
+    def longer(self, rng: random.Random, name: str) -> str:
+        """A name that the short ones do not give, where they are used up: ``Quiet Daisy``, ``mia-7``."""
+        if name[:1].isupper() and " " not in name and not any(c.isdigit() for c in name):
+            return f"{rng.choice(self.adjectives)} {name}"
+        if name[:1].isupper() and " " in name:
+            return f"{name} {rng.choice(('East', 'West', 'North', 'South', 'Two', 'Plus'))}"
+        stem, dot, ending = name.partition(".")
+        return f"{stem}-{rng.randrange(2, 10)}{dot}{ending}"
+
     def code(self, rng: random.Random) -> str:
         """A short code: ``K417``."""
         return f"{rng.choice(self.lists['codes'])}{rng.randrange(100, 1000)}"

@@ -104,7 +104,9 @@ def build_world(
             world.state[collection.name]["self"] = record
             continue
         parents = [f for f in fields if f.references and f.references != collection.name]
-        owners = _owners(world, rng, catalog, collection, parents, wanted.uses[collection.name], fields, crowd)
+        owners = _owners(
+            world, rng, catalog, collection, parents, wanted.uses[collection.name], fields, crowd
+        )
         table: list[tuple[str, Record]] = []
         for owner in owners:
             record: Record = {}
@@ -162,9 +164,7 @@ def _share_places(
             record.update({name: table[0][1][name] for name in sorted(names) if name in table[0][1]})
 
 
-def _meet(
-    catalog: Catalog, world: World, collection: str, path: str, value: Any, rng: random.Random
-) -> None:
+def _meet(catalog: Catalog, world: World, collection: str, path: str, value: Any, rng: random.Random) -> None:
     """Let most records meet a condition that a list shows records by; a path changes the records behind."""
     name, _, rest = path.partition(".")
     if rest:
@@ -175,9 +175,7 @@ def _meet(
             record[name] = value
 
 
-def parents_of(
-    catalog: Catalog, world: World, collection: Collection, record: Record
-) -> dict[str, Record]:
+def parents_of(catalog: Catalog, world: World, collection: Collection, record: Record) -> dict[str, Record]:
     """Foreign key field -> the record behind it, for those of a record that lead to one."""
     found: dict[str, Record] = {}
     for item in collection.fields:
@@ -331,9 +329,12 @@ def _value(
         if not distinct or str(value) not in taken:
             return value
         value = maker.value(collection, item, schema)
-    if item.name != collection.label and item.required and item.type in ("date", "datetime"):
+    if item.name == collection.label and isinstance(value, str):
+        name = maker.pool.longer(maker.rng, value)
+        return None if name in taken else name
+    if item.required and item.type in ("date", "datetime"):
         return value  # there are not always enough days: a superlative over them is dropped as a tie
-    return None if item.name == collection.label or item.type in DISTINCT else value
+    return None if item.type in DISTINCT else value
 
 
 def _key(
