@@ -588,7 +588,7 @@ class Task(Frozen):
 
     @model_serializer(mode="wrap")
     def _as_before(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # Tasks without dual control and traits are written as they were before there was any: same bytes, same hashes.
+        # Tasks without dual control and traits are written as before there was any: same bytes, same hashes.
         out: dict[str, Any] = handler(self)
         if not self.user_actions:
             out.pop("user_actions", None)

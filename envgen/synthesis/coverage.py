@@ -15,6 +15,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 
 from envgen.synthesis.blueprint import split_reference
 from envgen.synthesis.graph import keyed_collection
@@ -70,14 +71,14 @@ def idle_reason(edge: ToolEdge, semantics: Mapping[str, ToolSemantics], schema: 
     """Why nobody would go along an edge; empty for an executable one.
 
     ``told``: the source was given that very key (or its record was looked up before), so its output is no
-    news. ``own``: the key is the logged-in
-    user's. ``unfilled``: what makes a record fills no such field of it. ``settable``: the target changes of
-    the new record only what its creation could have set. ``settled``: the record is so already.
-    ``barred``: the record the source shows is why the target refuses. ``listed``: the list that leads to the
-    source's record shows the key already. ``empty``: the source has just made the record, so there is nothing below it to read, and nothing
-    in it that was not just written. ``undone``: the source has just made the record, and the target deletes
-    it. ``shown``: the source's result shows all that the target's would. ``useless``: no write tool can take
-    what the target shows. ``summary``: the target shows no records.
+    news. ``own``: the key is the logged-in user's. ``unfilled``: what makes a record fills no such field of
+    it. ``empty``: the source has just made the record: there is nothing below it to read, and nothing in it
+    that was not just written. ``undone``: the target would delete what was just made. ``settable``: the
+    target changes of the new record only what its creation could have set. ``settled``: the record is as the
+    target would make it already. ``barred``: the record that the source shows is why the target refuses.
+    ``listed``: the list that leads to the source's record shows the key already. ``shown``: the source's
+    result shows all that the target's would. ``useless``: no write tool can take what the target shows.
+    ``summary``: the target shows no records.
     """
     source, target = semantics[edge.source], semantics[edge.target]
     if edge.collection in _told(source, schema):
@@ -200,7 +201,7 @@ def fingerprint(instruction: str) -> frozenset[tuple[str, str]]:
     """Pairs of neighbouring words of an instruction, names and numbers blanked."""
     text = _NUMBER.sub("_", _QUOTED.sub("_", instruction)).casefold()
     words = ["^", *_WORD.findall(text), "$"]
-    return frozenset(zip(words, words[1:], strict=False))
+    return frozenset(pairwise(words))
 
 
 def likeness(one: frozenset[tuple[str, str]], other: frozenset[tuple[str, str]]) -> float:

@@ -8,10 +8,11 @@ demand has several templates (``data/phrases.json``), chosen by the task's own r
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 from envgen.synthesis.catalog import Catalog, field_words
-from envgen.synthesis.choices import Choice, Demand, Value
+from envgen.synthesis.choices import Choice, Demand, Unfit, Value
 from envgen.synthesis.wording import (
     article,
     happened_verb,
@@ -99,9 +100,7 @@ class Speaker:
         """``asset``, or ``DRAFT asset`` where the look-up must be told a value, ``starred asset`` where it
         shows such only."""
         before, _ = choice.pick.locator.access.said if choice.pick.locator else ("", "")
-        named = (
-            {param: name for param, name in choice.pick.locator.access.given} if choice.pick.locator else {}
-        )
+        named = dict(choice.pick.locator.access.given) if choice.pick.locator else {}
         told = [say(v) for p, v in choice.given if self.catalog.fields[choice.collection, named[p]].enum]
         return " ".join([*told, *([before] if before else []), self.entity(choice.collection)])
 
@@ -211,9 +210,13 @@ class Speaker:
         semantics = demand.semantics
         if semantics.verb == "create":
             return self._create(demand, outer)
-        if demand.target is None:
+        if demand.target is None and outer is not None:
+            demand = replace(demand, values=tuple(v for v in demand.values if v.plan.kind != "created"))
+            reference = self.new(outer)
+        elif demand.target is None:
             return self._own(demand)
-        reference = self.record(demand.target)
+        else:
+            reference = self.record(demand.target)
         if semantics.verb == "delete":
             verb = field_words(semantics.tool)[0]
             if verb in phrases()["delete_verbs"] and verb not in ("delete", "remove"):
@@ -225,10 +228,20 @@ class Speaker:
             return self._constant(semantics, reference)
         return self._update(demand, reference)
 
+    def new(self, outer: Demand) -> str:
+        """The record that an earlier demand of the task makes, by its name where the user gave it one."""
+        entity = self.entity(outer.semantics.collection)
+        label = self.catalog.collections[outer.semantics.collection].label
+        named = [v for v in outer.values if v.plan.binding.field == label and v.plan.kind == "literal"]
+        return f"the new {entity} {quote(named[0].value)}" if named else f"that new {entity}"
+
     def _toggle(self, demand: Demand, reference: str) -> str:
-        assert demand.target is not None
-        words = self.field(demand.semantics.collection, demand.semantics.toggles)
-        now = bool(demand.target.anchor.get(demand.semantics.toggles))
+        name = demand.semantics.toggles
+        words = self.field(demand.semantics.collection, name)
+        if demand.target is not None:
+            now = bool(demand.target.anchor.get(name))
+        else:  # of a record just made
+            now = bool(self.catalog.fields[demand.semantics.collection, name].default)
         if words in phrases()["adjectives"]:
             return self.rng.choice(phrases()["mark_false" if now else "mark_true"]).format(
                 ref=reference, word=words
@@ -275,6 +288,8 @@ class Speaker:
         said = self.value(value, words)
         if isinstance(value.value, bool) and value.choice is None:
             return f'set "{words}" to {said} for {reference}'
+        if isinstance(value.value, (list, dict)):
+            return f"set the {words} of {reference} to {said}"
         if value.plan.binding.field == self.catalog.collections[collection].label:
             kind = "rename"
         else:
@@ -333,15 +348,15 @@ class Speaker:
         for value in sorted(demand.values, key=_spoken_order):
             if value.plan.kind == "created" and outer is not None:
                 parent = outer.semantics.collection
-                first = first or f"that new {self.entity(parent)}"
-                place += f" {self._preposition(parent)} that new {self.entity(parent)}"
+                first = first or self.new(outer)
+                place += f" {self._preposition(parent)} {self.new(outer)}"
             elif value.plan.kind == "key" and value.plan.binding.param in scopes and value.choice is not None:
                 first = first or self.record(value.choice)
                 place += f" {self._preposition(value.choice.pick.yields)} {self.record(value.choice)}"
             elif value.plan.kind == "key" and value.choice is not None:
                 first = first or self.record(value.choice)
                 place += f" for {self.record(value.choice)}"
-            elif value.plan.binding.field == label and value.plan.kind == "literal":
+            elif value.plan.binding.field == label and value.plan.kind == "literal" and _is_name(label):
                 name = (
                     f" called {quote(value.value)}" if self.rng.random() < 0.5 else f" {quote(value.value)}"
                 )
@@ -387,14 +402,19 @@ class Speaker:
     def instruction(self, demands: list[Demand], nested: dict[int, int]) -> str:
         """The user's opening message. ``nested[i] = j``: demand i hangs under what demand j creates."""
         clauses = [self.demand(d, demands[nested[i]] if i in nested else None) for i, d in enumerate(demands)]
+        for outer in {nested[i] for i in nested}:
+            made = demands[outer].semantics.collection
+            alike = sum(d.semantics.verb == "create" and d.semantics.collection == made for d in demands)
+            if alike > 1 and self.new(demands[outer]).startswith("that"):
+                raise Unfit("which of the new ones?")
         opener = self.rng.choice(phrases()["openers"])
         text = clauses[0]
         if len(clauses) == 1:
             text = text + "."
         else:
             joiner = self.rng.choice(phrases()["joiners"])
-            if len(clauses) > 2:
-                text = ". Then ".join(clauses[:-1])
+            for index, clause in enumerate(clauses[1:-1]):
+                text += f". {_STEPS[index % len(_STEPS)]} {clause}"
             text = joiner.format(a=text, b=clauses[-1])
         if opener == "Could you ":
             head, dot, tail = text.partition(". ")
@@ -412,6 +432,17 @@ class Speaker:
         return self.rng.choice(phrases()["facts"]).format(
             field=self.field(collection, name), value=quote(value)
         )
+
+
+_STEPS = ("Then", "Next,", "Then", "Also", "After that,")
+"""How the demands between the first and the last begin."""
+
+
+def _is_name(label: str) -> bool:
+    """True for fields that hold what a thing is called; an order has a symbol, and is not called by it."""
+    return field_words(label)[-1:] != [] and field_words(label)[-1] in (
+        "name", "title", "label", "username", "login", "filename", "subject", "branch", "heading", "nickname",
+    )  # fmt: skip
 
 
 def _spoken_order(value: Value) -> int:

@@ -10,8 +10,8 @@ calendar  where a collection is keyed by dates (opening hours), new dates are am
 same      what a record and its parent are both found by (the owner of an issue, and of its repository) agrees
 kind      an option named like the parent (``event`` of ``ticketType``) goes with having that parent
 
-They bind the records of a world and the values that users ask for alike. Where a document gives no sign, there
-is no rule.
+They bind the records of a world and the values that users ask for alike. Where a document gives no sign,
+there is no rule.
 """
 
 from __future__ import annotations
@@ -25,24 +25,26 @@ from envgen.types import Collection, Record, StateField
 
 DAYS = ("date", "datetime")
 _PAST = {
-    "created", "updated", "modified", "run", "ran", "executed", "completed", "finished", "published", "posted",
-    "joined", "registered", "signed", "purchased", "purchase", "paid", "sent", "received", "opened", "started",
-    "last", "birth", "birthday", "born", "founded", "accessed", "pushed", "merged", "logged", "issued", "deleted",
-    "archived", "resolved", "timestamp", "added", "edited", "changed", "triggered", "hired", "acquired",
+    "created", "updated", "modified", "run", "ran", "executed", "completed", "finished", "published",
+    "posted", "joined", "registered", "signed", "purchased", "purchase", "paid", "sent", "received",
+    "opened", "started", "last", "birth", "birthday", "born", "founded", "accessed", "pushed", "merged",
+    "logged", "issued", "deleted", "archived", "resolved", "timestamp", "added", "edited", "changed",
+    "triggered", "hired", "acquired",
 }  # fmt: skip
 """Words of dates and times at which something has happened."""
 _ORDERED = (
-    ("start", "end"), ("begin", "end"), ("starts", "ends"), ("start", "finish"), ("from", "to"), ("from", "until"),
-    ("open", "close"), ("opens", "closes"), ("opening", "closing"), ("created", "updated"), ("created", "modified"),
-    ("created", "run"), ("created", "completed"), ("purchase", "disposal"), ("departure", "arrival"),
-    ("check-in", "check-out"), ("checkin", "checkout"), ("min", "max"), ("minimum", "maximum"), ("low", "high"),
+    ("start", "end"), ("begin", "end"), ("starts", "ends"), ("start", "finish"), ("from", "to"),
+    ("from", "until"), ("open", "close"), ("opens", "closes"), ("opening", "closing"),
+    ("created", "updated"), ("created", "modified"), ("created", "run"), ("created", "completed"),
+    ("purchase", "disposal"), ("departure", "arrival"), ("check-in", "check-out"),
+    ("checkin", "checkout"), ("min", "max"), ("minimum", "maximum"), ("low", "high"),
     ("published", "expires"), ("issued", "due"),
 )  # fmt: skip
 """Words that tell the earlier (smaller) of two fields that are otherwise called the same."""
 
 
 def has_happened(item: StateField) -> bool:
-    """True for the name of a time at which something has happened already: it lies before the task's clock."""
+    """True for the name of a time at which something has happened: it lies before the task's clock."""
     return item.policy == "exempt" or bool(set(field_words(item.name)) & _PAST)
 
 

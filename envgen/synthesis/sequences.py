@@ -346,8 +346,9 @@ def _own_fields(writer: ToolSemantics) -> frozenset[str]:
 
 
 _SHARED = {
-    "amount", "price", "cost", "quantity", "currency", "email", "phone", "address", "city", "country", "location",
-    "language", "locale", "timezone", "schedule", "color", "colour", "size", "weight", "unit", "deadline", "exchange",
+    "amount", "price", "cost", "quantity", "currency", "email", "phone", "address", "city", "country",
+    "location", "language", "locale", "timezone", "schedule", "color", "colour", "size", "weight", "unit",
+    "deadline", "exchange",
 }  # fmt: skip
 """Last words of fields that mean the same in every kind of record."""
 

@@ -102,7 +102,7 @@ class DemandShape:
         return 2 if self.target is not None and self.target.selector.kind == "filter" else 1
 
     def edges(self) -> tuple[tuple[str, str, str], ...]:
-        """(source tool, target tool, parameter) along which values flow, those of created records left out."""
+        """(source tool, target tool, parameter) along which values flow; keys of new records are left out."""
         found: list[tuple[str, str, str]] = []
         tool, key = self.semantics.tool, self.semantics.key
         if self.target is not None and key is not None:
