@@ -8,7 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from envgen.synthesis.catalog import Catalog, Link, Locator, field_words, is_nested, link_of
+from envgen.synthesis.catalog import Catalog, field_words, is_nested, link_of
+from envgen.synthesis.lookups import Link, Locator
 from envgen.synthesis.shapes import DATES, NUMBERS, Pick, Selector, SelectorKind
 from envgen.types import ParamBinding, StateField, ToolSemantics
 

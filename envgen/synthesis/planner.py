@@ -1,10 +1,10 @@
 """Which task to try next: levels come out in their shares, and everything gets covered.
 
-Instead of blind walks, several plans are drawn for each task and the one is tried that covers most that is
+Instead of blind walks, several plans are drawn for each task, and the one is tried that covers most that is
 new: tool sequences no task has, write sequences no task has, executable edges none walked, write tools in few
 tasks. A made task whose sequence is known is not kept (`ShapePlanner.keeps`), until a level has nothing new
-to offer: then the other levels get its share, and when none has, repeats are kept. What could not be covered is
-told by `envgen.synthesis.coverage.shortfalls`.
+to offer: then the other levels get its share, and when none has, repeats are kept. What could not be covered
+is told by `envgen.synthesis.coverage.shortfalls`.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from envgen.synthesis.catalog import Locator
+from envgen.synthesis.lookups import Locator
 from envgen.types import ParamBinding, ToolSemantics
 
 SelectorKind = Literal[

@@ -1,8 +1,8 @@
 """A scripted solver of limited skill: what the difficulty levels are measured with. No model, no training.
 
 It is told the plan of a task (which tool or question comes next, and where each argument is to be found), and
-has to carry it out in the live environment: it reads values off its own results and the user's own words, never
-off the reference's arguments. It fails the way agents do, each with a fixed chance:
+has to carry it out in the live environment: what the task does not say it reads off its own results and the
+user's own words, never off the reference. It fails the way agents do, each with a fixed chance:
 
 plan       a step is forgotten
 read       a value is misread: another one that stands beside it is taken
@@ -88,9 +88,8 @@ class _Attempt:
         self.results.append(None)
         if self.rng.random() > self.skill.plan:
             return True
-        if step.kind == "ask" and self._is_fact(step):
-            if self.rng.random() > self.skill.ask:
-                return True
+        if step.kind == "ask" and self._is_fact(step) and self.rng.random() > self.skill.ask:
+            return True
         if step.kind != "call":
             result = self.env.step(Message(role="assistant", content=step.text))
             self.replies += [m.content for m in result.observations]
@@ -108,9 +107,9 @@ class _Attempt:
         return not result.done
 
     def _is_fact(self, step: ReferenceStep) -> bool:
-        return any(s.kind == "user_fact" for later in self.task.reference for s in later.sources) and bool(
-            step.node
-        )
+        """True for a question about a hidden fact, not for one that wants a go-ahead."""
+        words = [word for fact in self.task.facts if not fact.stated for word in fact.ask_words]
+        return any(word in step.text for word in words)
 
     def _value(self, index: int, step: ReferenceStep, source: ArgumentSource) -> Any:
         """One argument, as the solver makes it out."""

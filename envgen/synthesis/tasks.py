@@ -147,7 +147,7 @@ class TaskMaker:
         calls = [s for s in recorder.steps if s.kind != "ask"]
         reasoning = sum(s.reasoning for s in shapes)
         level = difficulty(len(calls), reasoning)
-        characters = _body(instruction, recorder)
+        characters = len(instruction) + recorder.characters()
         limit = INSTRUCTION_LIMIT + 120 * (len(demands) - 1)
         if len(instruction) > limit or characters > level_of(level).body * self._bulk(needs):
             raise Unfit("too long")
@@ -396,13 +396,3 @@ def _reasoning(kind: SelectorKind) -> ReasoningKind:
 
 def _plain(state: StateData) -> StateData:
     return {name: {key: dict(record) for key, record in table.items()} for name, table in state.items()}
-
-
-def _body(instruction: str, recorder: Recorder) -> int:
-    """Characters of a reference trajectory without the system prompt."""
-    total = len(instruction)
-    for step, output in zip(recorder.steps, recorder.outputs, strict=True):
-        total += len(step.thought) + len(step.text)
-        if step.kind != "ask":
-            total += len(step.tool) + len(orjson.dumps(step.arguments)) + len(orjson.dumps(output)) + 30
-    return total

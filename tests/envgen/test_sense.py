@@ -57,9 +57,14 @@ PASS = Collection(
 
 def sense() -> Sense:
     draft = EnvironmentDraft(
-        name="x", state_schema=StateSchema(collections=(SHOW, COURSE, PASS)), semantics=(), tools=(), source="",
-        policy="", decisions=(),
-    )  # fmt: skip
+        name="x",
+        state_schema=StateSchema(collections=(SHOW, COURSE, PASS)),
+        semantics=(),
+        tools=(),
+        source="",
+        policy="",
+        decisions=(),
+    )
     catalog: Catalog = build_catalog(draft)
     return Sense(catalog)
 
