@@ -131,8 +131,21 @@ class Fitting:
             one = replace(target, anchor=anchor) if target is not None and anchor is not None else None
             record, parents = self._after(semantics, one, made, outer)
             why = self.sense.problem(semantics.collection, {**record, **more}, parents)
+            if not why and one is not None and semantics.verb == "update":
+                key = str(one.anchor.get(one.pick.answer))
+                why = self._child_problem(semantics.collection, key, {**record, **more})
             if why:
                 raise Unfit(why)
+
+    def _child_problem(self, collection: str, key: str, after: Record) -> str:
+        """Why a changed record would leave something below it without sense: tickets for other days."""
+        for owner, link in self.catalog.children.get(collection, ()):
+            for child in self.world.records(owner):
+                if str(child.get(link)) == key:
+                    why = self.sense.problem(owner, child, {link: after})
+                    if why:
+                        return why
+        return ""
 
     def _current(self, target: Choice, semantics: ToolSemantics, field_name: str) -> Any:
         record = self.world.state[semantics.collection].get(str(target.anchor.get(target.pick.answer)), {})

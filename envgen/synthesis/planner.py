@@ -3,8 +3,8 @@
 Instead of blind walks, several plans are drawn for each task, and the one is tried that covers most that is
 new: tool sequences no task has, write sequences no task has, executable edges none walked, write tools in few
 tasks. A made task whose sequence is known is not kept (`ShapePlanner.keeps`), until a level has nothing new
-to offer: then the other levels get its share, and when none has, repeats are kept. What could not be covered
-is told by `envgen.synthesis.coverage.shortfalls`.
+to offer: then the other levels get its share, and when none has, repeats are kept, near duplicates last. What
+could not be covered is told by `envgen.synthesis.coverage.shortfalls`.
 """
 
 from __future__ import annotations
@@ -51,10 +51,16 @@ class _Progress:
     kept: int = 0
     since_new: int = 0
     """Tries since the last task that was new."""
+    used_up: bool = False
+    """Nothing new came for `PATIENCE` tries. It stays so: what is new later is kept too, but not waited
+    for."""
 
-    @property
-    def used_up(self) -> bool:
-        return self.since_new >= PATIENCE or (self.tries >= BARREN and not self.kept)
+    def try_again(self) -> None:
+        """Count one more try."""
+        self.tries += 1
+        self.since_new += 1
+        if self.since_new >= PATIENCE or (self.tries >= BARREN and not self.kept):
+            self.used_up = True
 
 
 @dataclass
@@ -83,17 +89,19 @@ class ShapePlanner:
         self.useful, _ = executable_edges(build_graph(catalog.draft), catalog.semantics.values(), schema)
         self.wanted = self.levels[0]
         """The level that the last plan was drawn for."""
+        self.refused = 0
+        """Near duplicates in a row that were not kept; from `PATIENCE` on they are."""
 
     # ------------------------------------------------------------------------------------------ plans
     def draw(self) -> Plan | None:
         """The best of several plans for one task; None when no draw fits."""
         self.wanted = self._wanted_level()
-        self.progress[self.wanted.number].tries += 1
-        self.progress[self.wanted.number].since_new += 1
+        now = self.progress[self.wanted.number]
+        now.try_again()
         best: Plan | None = None
         highest = 0.0
         hardest = self.levels[-1].number
-        for drawn in range(PLANS):
+        for drawn in range(LEAST_PLANS if now.used_up else PLANS):
             plan = self._one(self.wanted)
             if plan is None:
                 continue
@@ -144,7 +152,8 @@ class ShapePlanner:
 
     def _sizes(self, level: Level) -> tuple[int, int]:
         """Fewest demands, and most calls, of the next plan: a level that repeats itself gets larger plans."""
-        stuck = self.progress[level.number].since_new / PATIENCE
+        done = self.progress[level.number]
+        stuck = 0.0 if done.used_up else done.since_new / PATIENCE
         merged = self.rng.random() < 0.25 + 0.6 * min(1.0, 2 * stuck)
         low, high = level.calls
         return (2 if merged else 1), high if high - low < 4 else self.rng.randint(low + 1, high)
@@ -200,13 +209,17 @@ class ShapePlanner:
             return True
         if any(not done.used_up for done in self.progress.values()):
             return False
-        exhausted = all(done.since_new >= 2 * PATIENCE or not done.kept for done in self.progress.values())
-        return exhausted or not self.seen.alike.near(task)
+        if self.refused < PATIENCE and self.seen.alike.near(task):
+            self.refused += 1
+            return False
+        return True
 
     def note(self, task: Task, shapes: tuple[DemandShape, ...]) -> None:
         """Count a task that was kept."""
         done = self.progress[self.wanted.number]
         done.kept += 1
+        if self.refused < PATIENCE:
+            self.refused = 0
         sequence = full_sequence(task)
         if sequence not in self.seen.full:
             done.since_new = 0
