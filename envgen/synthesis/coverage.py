@@ -19,6 +19,7 @@ from itertools import pairwise
 
 from envgen.synthesis.blueprint import split_reference
 from envgen.synthesis.graph import keyed_collection
+from envgen.synthesis.variants import variants_of
 from envgen.types import (
     CoverageReport,
     EnvironmentDraft,
@@ -95,6 +96,9 @@ def idle_reason(edge: ToolEdge, semantics: Mapping[str, ToolSemantics], schema: 
         if acts and target.verb == "delete":
             return "undone"
         changed = {*(b.field for b in target.writes), *target.constants, target.toggles} - {""}
+        variants = variants_of(source.collection, semantics)
+        if variants is not None:  # a reminder has no command to set
+            changed = {name for name in changed if variants.fits(source.constants, name)}
         if acts and target.constants and _is_default(target, schema):
             return "settled"
         if acts and changed <= {*(b.field for b in source.writes), *source.constants}:

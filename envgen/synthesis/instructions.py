@@ -52,6 +52,8 @@ class Speaker(Nouns):
         said = self.value(value, words)
         if isinstance(value.value, dict):
             return said
+        if isinstance(value.value, bool) and value.choice is None:
+            return f'"{words}" set to {said}'
         if (
             value.plan.kind == "copy"
             and value.choice is not None

@@ -85,6 +85,11 @@ class Locator:
         """The collection shown."""
         return self.access.collection
 
+    def needed_for(self, name: str) -> bool:
+        """False where one record is asked for although the list before shows the field already."""
+        before = self.parents[0] if self.access.single and self.parents and not self.answer(0) else None
+        return before is None or before.access.path(name) is None
+
     def edges(self) -> list[tuple[str, str, str]]:
         """(source tool, target tool, parameter) inside the chain."""
         found: list[tuple[str, str, str]] = []

@@ -7,7 +7,7 @@ from typing import Any
 
 from envgen.synthesis.catalog import Catalog, field_words
 from envgen.synthesis.choices import Choice, Demand
-from envgen.synthesis.wording import happened_verb, is_counted, owned, phrases, plural, quote, say
+from envgen.synthesis.wording import happened_verb, is_counted, listing, owned, phrases, plural, quote, say
 from envgen.types import ToolSemantics
 
 
@@ -121,27 +121,36 @@ class Nouns:
 
     def place(self, choice: Choice) -> str:
         """`` in the group "Works" of the project "Delta"``, `` from my feed``, `` with owner "Mia"``."""
-        _, after = choice.pick.locator.access.said if choice.pick.locator else ("", "")
-        told = f" {after}" if after else ""
-        for param, value in choice.given:
-            name = (
-                next(n for p, n in choice.pick.locator.access.given if p == param)
-                if choice.pick.locator
-                else ""
-            )
-            if not self.catalog.fields[choice.collection, name].enum:
-                told += f" with {self.field(choice.collection, name)} {quote(value)}"
+        told = self._told(choice)
         if not choice.parents:
             return told
-        named = [f"the {self.entity(p.collection)} {quote(self.name_of(p))}" for p in choice.parents]
+        named = [f"the {self._called(p)}" for p in choice.parents]
         above: list[str] = []
         parents = tuple(up for p in choice.parents for up in p.parents)
         while parents:
-            above += [f"{self.entity(p.collection)} {quote(self.name_of(p))}" for p in parents]
+            above += [self._called(p) for p in parents]
             parents = tuple(up for p in parents for up in p.parents)
         preposition = self._preposition(choice.parents[0].collection, "of")
         where = f" {preposition} {' and '.join(named)}" + (f" ({', '.join(above)})" if above else "")
         return where + told
+
+    def _called(self, choice: Choice) -> str:
+        """``group "Works"``, ``article "Gala" from my feed``."""
+        return f"{self._noun(choice)} {quote(self.name_of(choice))}{self._told(choice)}"
+
+    def _told(self, choice: Choice) -> str:
+        """What else the call must be told, or tells by itself: `` from my feed``, `` with owner "Mia"``."""
+        if choice.pick.locator is None:
+            return ""
+        access = choice.pick.locator.access
+        said = f" {access.said[1]}" if access.said[1] else ""
+        fields = dict(access.given)
+        places = [
+            f"{self.field(choice.collection, fields[param])} {quote(value)}"
+            for param, value in choice.given
+            if not self.catalog.fields[choice.collection, fields[param]].enum
+        ]
+        return said + (f" with {listing(places)}" if places else "")
 
     def name_of(self, choice: Choice) -> Any:
         """What a record is called by."""

@@ -126,7 +126,7 @@ class PickSampler:
             for locator in self.catalog.locators[owner]:
                 linked = any(link.foreign_key == name for link in locator.access.links)
                 path = locator.access.path(name)
-                usable = locator.access.many or locator.access.single
+                usable = locator.access.many or (locator.access.single and locator.needed_for(name))
                 if usable and path is not None and not is_nested(path) and not linked:
                     found.append((locator, name))
         return found

@@ -96,7 +96,7 @@ class Sense:
                 continue
             links = [
                 link
-                for b in tool.scope
+                for b in (*tool.scope, *tool.writes)
                 if (link := link_of(b, tool, self.catalog.fields, self.catalog.collections))
             ]
             for binding in tool.scope:
@@ -168,8 +168,10 @@ class Sense:
         """Why a record makes no sense, or empty. ``parents``: foreign key field -> the record behind it."""
         for early, late in self.pairs[collection]:
             first, second = record.get(early), record.get(late)
-            if first is not None and second is not None and not first <= second:
-                return f"{early} {first!r} after {late} {second!r}"
+            if first is None or second is None:
+                continue
+            if first > second or (first == second and self._is_time(collection, early)):
+                return f"{early} {first!r} not before {late} {second!r}"
         for name, link, option in self.kinds(collection):
             if record.get(name) is not None and (record[name] == option) != (record.get(link) is not None):
                 return f"{name} {record[name]!r} {'with' if record.get(link) else 'without'} {link}"
@@ -185,6 +187,10 @@ class Sense:
                     return f"{name} {record[name]!r} is no day of its {link}"
         return ""
 
+    def _is_time(self, collection: str, name: str) -> bool:
+        """True for times of a day: what opens and closes at the same one is never open."""
+        return self.catalog.fields[collection, name].type == "time"
+
     def _parent(self, collection: str, link: str) -> str:
         known = self.catalog.collections[collection]
         return next((f.references for f in known.fields if f.name == link), "")
@@ -193,8 +199,12 @@ class Sense:
         """Change a record of a world until it makes sense."""
         for early, late in self.pairs[collection]:
             first, second = record.get(early), record.get(late)
-            if first is not None and second is not None and not first <= second:
+            if first is None or second is None:
+                continue
+            if first > second:
                 record[early], record[late] = second, first
+            elif first == second and self._is_time(collection, early):
+                record[early] = f"{max(0, int(str(first)[:2]) - 2):02d}{str(first)[2:]}"
         for name, link, option in self.kinds(collection):
             if record.get(name) is None:
                 continue

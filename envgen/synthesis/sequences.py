@@ -60,6 +60,7 @@ class ShapeSampler(PickSampler):
             if plan is None:
                 return None
             values.append(plan)
+        asked = values
         several = target is not None and target.selector.kind == "filter"
         plans = self._values(
             writer,
@@ -71,6 +72,7 @@ class ShapeSampler(PickSampler):
         if plans is None:
             return None
         values.extend(plans)
+        values = [v for v in values if v not in asked or v.kind != "literal" or not self._follows(v, values)]
         if alone and not any(v.pick and v.pick.calls for v in values) and not (target and target.calls):
             return None
         if not values and writer.verb == "create" and not writer.constants:
@@ -96,6 +98,19 @@ class ShapeSampler(PickSampler):
         needed = self.catalog.required(writer.tool)
         by_param = {b.param: b for b in writer.scope}
         return [b for b in by_param.values() if b.required or b.param in needed or self.rng.random() < 0.7]
+
+    def _follows(self, plan: ValuePlan, values: list[ValuePlan]) -> bool:
+        """True when the look-up of a parent shows what a plain parameter wants: the owner of an issue is
+        that of its comments."""
+        name = plan.binding.field
+        return any(
+            v.kind == "key"
+            and v.pick is not None
+            and v.pick.locator is not None
+            and v.pick.yields == v.pick.locator.collection
+            and v.pick.locator.access.path(name) is not None
+            for v in values
+        )
 
     def _key_value(self, binding: ParamBinding, writer: ToolSemantics) -> ValuePlan | None:
         link = self._link(binding, writer)
@@ -220,7 +235,7 @@ class ShapeSampler(PickSampler):
                 if locator.access.by_label or locator.depth > 3:
                     continue
                 for shown in self._shown(locator):
-                    if not self._copyable(shown, held, name, writer):
+                    if not self._copyable(shown, held, name, writer) or not locator.needed_for(shown.name):
                         continue
                     if locator.access.single:
                         selector = Selector("only")
@@ -283,6 +298,7 @@ class ShapeSampler(PickSampler):
                 and writer.verb not in ("create", "delete")
             ):
                 changed = {*(b.field for b in writer.writes), *writer.constants, writer.toggles} - {""}
+                changed = {name for name in changed if self._of_kind(outer.semantics, name)}
                 settled = writer.constants and all(
                     self.catalog.fields[parent.name, n].default == v
                     for n, v in writer.constants.items()
@@ -304,7 +320,7 @@ class ShapeSampler(PickSampler):
         writer, binding = self.rng.choices(inner, weights)[0]
         values: list[ValuePlan] = [ValuePlan(binding, "created")]
         if writer.verb != "create":
-            return self._change_of_new(writer, values, settable)
+            return self._change_of_new(writer, values, settable, outer.semantics)
         for other in self._scope(writer):
             if other != binding:
                 plan = self._scope_value(other, writer)
@@ -317,8 +333,13 @@ class ShapeSampler(PickSampler):
             return None
         return DemandShape(writer, None, (*values, *plans))
 
+    def _of_kind(self, maker: ToolSemantics, name: str) -> bool:
+        """True when a record of the kind that a tool makes can have a field."""
+        variants = self.catalog.variants.get(maker.collection)
+        return variants is None or variants.fits(maker.constants, name)
+
     def _change_of_new(
-        self, writer: ToolSemantics, values: list[ValuePlan], settable: set[str]
+        self, writer: ToolSemantics, values: list[ValuePlan], settable: set[str], maker: ToolSemantics
     ) -> DemandShape | None:
         """A change of a record just made, in fields that its creation does not set."""
         needed = self.catalog.required(writer.tool)
@@ -330,6 +351,7 @@ class ShapeSampler(PickSampler):
                 values.append(ValuePlan(binding, "literal"))
         may = [b for b in writer.writes if b.field not in settable and self._writable(b, writer)]
         may = [b for b in may if all(v.binding != b for v in values) and self._link(b, writer) is None]
+        may = [b for b in may if self._of_kind(maker, b.field)]
         if len(values) == 1 and may and not writer.constants and not writer.toggles:
             values.append(ValuePlan(self.rng.choice(may), "literal"))
         if len(values) == 1 and not writer.constants and not writer.toggles:

@@ -31,7 +31,6 @@ from envgen.synthesis.world import RESULT_BUDGET, build_world, populated, record
 from envgen.types import (
     BlueprintNode,
     ReasoningKind,
-    StateData,
     Task,
     TaskTraits,
     TraceConstraint,
@@ -129,7 +128,7 @@ class TaskMaker:
                 raise Unfit("the demands would touch each other")
             demands.append(demand)
             prints.append(footprint)
-        initial = _plain(world.state)
+        initial = world.plain()
         state = State(initial, [c.name for c in self.catalog.schema.collections])
         context = ToolContext(self.clock, self.seed, self.bench.styles)
 
@@ -155,6 +154,9 @@ class TaskMaker:
             raise Unfit("too many calls")
         if state.delta().empty:
             raise Unfit("nothing changed")
+        written = [(s.tool, orjson.dumps(s.arguments)) for s in (recorder.steps[i] for i in recorder.writes)]
+        if len(set(written)) < len(written):
+            raise Unfit("twice the same")
         task = Task(
             id=task_id,
             environment_id=self.bench.environment_id,
@@ -206,6 +208,7 @@ class TaskMaker:
                 raise Unfit(f"{semantics.tool}: nothing tells {binding.param}")
             if known is not None:
                 arguments[binding.param] = known
+        open_ = {b.field: b.param for b in semantics.scope if all(v.plan.binding != b for v in demand.values)}
         for value in sorted(demand.values, key=lambda v: v.plan.kind == "hidden"):  # look up first, ask last
             binding = value.plan.binding
             if value.plan.kind == "created":
@@ -213,7 +216,9 @@ class TaskMaker:
                     raise Unfit("no created parent")
                 arguments[binding.param] = new_keys[parent]
             else:
-                arguments[binding.param] = self._known(recorder, value)
+                also = tuple(open_) if demand.target is None and value.plan.kind == "key" else ()
+                arguments[binding.param], told = self._known(recorder, value, also)
+                arguments |= {open_[name]: known for name, known in told.items() if name in open_}
         order = list(self.catalog.tools[semantics.tool].parameters.get("properties", {}))
         arguments = dict(sorted(arguments.items(), key=lambda item: order.index(item[0].split(".")[0])))
         key = semantics.key
@@ -246,8 +251,11 @@ class TaskMaker:
                 return output.path
         return None
 
-    def _known(self, recorder: Recorder, value: Value) -> Known:
-        """One written argument as the agent comes to know it."""
+    def _known(
+        self, recorder: Recorder, value: Value, also: tuple[str, ...] = ()
+    ) -> tuple[Known, dict[str, Known]]:
+        """One written argument as the agent comes to know it, and further fields of the record it is the key
+        of."""
         plan, choice = value.plan, value.choice
         binding = plan.binding
         words = self.speaker.field(binding.collection, binding.field)
@@ -260,10 +268,9 @@ class TaskMaker:
                 UserFact(name=name, value=value.value, sentence=sentence, ask_words=asked, stated=not hidden)
             )
             if hidden:
-                return recorder.ask(
-                    self.speaker.question(binding.collection, binding.field), name, value.value
-                )
-            return Known(value.value, "instruction", say(value.value))
+                question = self.speaker.question(binding.collection, binding.field)
+                return recorder.ask(question, name, value.value), {}
+            return Known(value.value, "instruction", say(value.value)), {}
         if choice is None or plan.pick is None:
             raise Unfit("a computed value without a look-up")
         if plan.kind in ("count", "sum"):
@@ -284,15 +291,16 @@ class TaskMaker:
                 answer=counted,
                 detail=f"{plan.kind} for {words}",
             )
-            found = recorder.reason(node, words)[0]
-            wanted = str(found.value) if plan.as_text else found.value
+            answer = recorder.reason(node, words)[0]
+            wanted = str(answer.value) if plan.as_text else answer.value
             if wanted != value.value:
                 raise Unfit(f"{plan.kind} comes to {wanted!r}, the world has {value.value!r}")
-            return Known(wanted, "reasoning", node.id, node.id)
-        known = self._look_up(recorder, choice)[0][0]
+            return Known(wanted, "reasoning", node.id, node.id), {}
+        found, told = self._look_up(recorder, choice, also)
+        known = found[0]
         if known.value != value.value:
             raise Unfit(f"looked up {known.value!r}, the world has {value.value!r}")
-        return known
+        return known, told
 
     def _path(self, choice: Choice, name: str) -> str:
         locator = choice.pick.locator
@@ -392,7 +400,3 @@ def _reasoning(kind: SelectorKind) -> ReasoningKind:
     if kind == "label" or kind == "all" or kind == "only":
         raise Unfit(f"{kind} needs no reasoning")
     return kind
-
-
-def _plain(state: StateData) -> StateData:
-    return {name: {key: dict(record) for key, record in table.items()} for name, table in state.items()}

@@ -283,6 +283,10 @@ class ValueMaker:
             return rng.choice(lists["languages"])
         if last == "currency":
             return rng.choice(lists["currencies"])
+        if last == "path":
+            return f"docs/{slug(self.pool.name(rng))}.md"
+        if last == "type" and "order" in (*names, *field_words(collection.entity)):
+            return rng.choice(("market", "limit", "stop"))
         if last in ("type", "kind", "mode"):
             return rng.choice(lists["sorts"])
         if last in _SLUGS:

@@ -34,6 +34,10 @@ class World:
     state: StateData
     focus: dict[str, str] = field(default_factory=dict[str, str])
 
+    def plain(self) -> StateData:
+        """A copy of the state."""
+        return {name: {key: dict(record) for key, record in t.items()} for name, t in self.state.items()}
+
     def records(self, collection: str) -> list[Record]:
         """The records of a collection."""
         return list(self.state[collection].values())
@@ -332,6 +336,8 @@ def _value(
     if item.name == collection.label and isinstance(value, str):
         name = maker.pool.longer(maker.rng, value)
         return None if name in taken else name
+    if item.required and item.type in ("integer", "number"):
+        return max(r[item.name] for r in made if item.name in r) + 1
     if item.required and item.type in ("date", "datetime"):
         return value  # there are not always enough days: a superlative over them is dropped as a tie
     return None if item.type in DISTINCT else value
