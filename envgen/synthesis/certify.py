@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 from envgen.errors import TaskError
 from envgen.store import Bundle
+from envgen.synthesis.bench import Workbench, workbench
 from envgen.synthesis.catalog import build_catalog
 from envgen.synthesis.conversations import Conversations, confirms
 from envgen.synthesis.equivalents import Equivalents
@@ -23,7 +24,6 @@ from envgen.synthesis.mutants import MUTANTS, MutantMaker
 from envgen.synthesis.replay import Replayed, replay_bundle, replay_fresh
 from envgen.synthesis.runner import Runner, Write
 from envgen.synthesis.schema import read_argument
-from envgen.synthesis.tasks import Workbench, workbench
 from envgen.types import Certificate, EnvironmentDraft, GateResult, Task
 
 MIN_MUTANTS = 10

@@ -19,13 +19,14 @@ class Nouns:
         self.rng = rng
 
     def entity(self, collection: str) -> str:
-        """``special event``."""
-        return self.catalog.collections[collection].entity
+        """``special event``; of what cannot be counted, an item: ``content item``."""
+        name = self.catalog.collections[collection].entity
+        return f"{name} item" if name.split()[-1:] and name.split()[-1] in phrases()["mass"] else name
 
     def field(self, collection: str, name: str) -> str:
         """Words of a field without the entity's own name: ``assetName`` of an asset is ``name``."""
         words = field_words(name)
-        own = field_words(self.entity(collection))
+        own = field_words(self.catalog.collections[collection].entity)
         if words[:1] == ["is"] and len(words) > 1:
             words = words[1:]
         if len(words) > len(own) and words[: len(own)] == own:
@@ -141,7 +142,9 @@ class Nouns:
     def _told(self, choice: Choice) -> str:
         """What else the call must be told, or tells by itself: `` from my feed``, `` with owner "Mia"``."""
         if choice.pick.locator is None:
-            return ""
+            told = [(name, choice.anchor.get(name)) for name in choice.pick.tells]
+            said = [f"{self.field(choice.collection, n)} {quote(v)}" for n, v in told if v is not None]
+            return f" with {listing(said)}" if said else ""
         access = choice.pick.locator.access
         said = f" {access.said[1]}" if access.said[1] else ""
         fields = dict(access.given)

@@ -77,6 +77,8 @@ class PickSampler:
         spoken = self.catalog.spoken_key(collection) and not tells
         if spoken and (not options or self.rng.random() < 0.25):
             return Pick(None, Selector("label"), collection, key)
+        if not options and tells and self.catalog.spoken_key(collection):
+            return Pick(None, Selector("label"), collection, key, tuple(sorted(tells)))
         if not options:
             return None
         weights: list[float] = []

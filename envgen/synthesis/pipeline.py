@@ -15,6 +15,7 @@ from envgen.errors import RefusedDocument, TaskError
 from envgen.proposers.rules import propose
 from envgen.runtime.context import mix
 from envgen.store import Bundle, environment_identity
+from envgen.synthesis.bench import Workbench, workbench
 from envgen.synthesis.catalog import build_catalog
 from envgen.synthesis.certify import Duplicates, Prover, replay_results
 from envgen.synthesis.control import confirmed, held_by_user, writers_named
@@ -22,7 +23,7 @@ from envgen.synthesis.coverage import measure
 from envgen.synthesis.difficulty import HARDEST, level_of
 from envgen.synthesis.graph import build_graph
 from envgen.synthesis.planner import ShapePlanner
-from envgen.synthesis.tasks import TaskMaker, Workbench, workbench
+from envgen.synthesis.tasks import TaskMaker
 from envgen.tooldocs.read import read_tool_doc
 from envgen.types import (
     Certificate,

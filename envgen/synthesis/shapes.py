@@ -43,6 +43,8 @@ class Pick:
     selector: Selector
     yields: str
     answer: str = ""
+    tells: tuple[str, ...] = ()
+    """Further fields that the user says where there is no look-up: the owner of a repository."""
 
     @property
     def calls(self) -> int:

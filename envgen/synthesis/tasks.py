@@ -10,22 +10,19 @@ from typing import Any
 
 import orjson
 
-from envgen.runtime.context import KeyStyle, ToolContext, key_styles
-from envgen.runtime.isolation.pool import WorkerPool
-from envgen.runtime.isolation.remote_tools import remote_tools
-from envgen.runtime.isolation.vetting import is_vetted
-from envgen.runtime.sandbox import Tool, load_tools
+from envgen.runtime.context import ToolContext
 from envgen.runtime.state import State
-from envgen.runtime.tools import ToolTable, call_tool, compile_tools
+from envgen.runtime.tools import call_tool
+from envgen.synthesis.bench import Workbench
 from envgen.synthesis.blueprint import Known, Recorder, fetch, resolve
-from envgen.synthesis.catalog import Catalog, field_words
+from envgen.synthesis.catalog import field_words
 from envgen.synthesis.choices import Choice, Demand, Footprint, Needs, Unfit, Value, needs_of
 from envgen.synthesis.control import go_ahead, request
 from envgen.synthesis.demands import Chooser
 from envgen.synthesis.difficulty import difficulty, level_of
 from envgen.synthesis.instructions import Speaker
 from envgen.synthesis.shapes import DemandShape, SelectorKind
-from envgen.synthesis.values import ValueMaker, ValuePool
+from envgen.synthesis.values import ValueMaker
 from envgen.synthesis.wording import quote, say
 from envgen.synthesis.world import RESULT_BUDGET, build_world, populated, record_size
 from envgen.types import (
@@ -33,7 +30,6 @@ from envgen.types import (
     ReasoningKind,
     Task,
     TaskTraits,
-    TraceConstraint,
     UserAction,
     UserFact,
 )
@@ -41,44 +37,6 @@ from envgen.types import (
 FIRST_DAY = date(2024, 1, 8)
 INSTRUCTION_LIMIT = 200
 """Characters for one demand; each further demand may add 120."""
-
-
-@dataclass(frozen=True)
-class Workbench:
-    """What the tasks of one environment share: catalog, loaded functions, vocabulary. Made by `workbench`."""
-
-    catalog: Catalog
-    environment_id: str
-    tools: dict[str, Tool]
-    table: ToolTable
-    styles: dict[str, KeyStyle]
-    pool: ValuePool
-    rules: tuple[TraceConstraint, ...] = ()
-    """Rules about the trace that every task is graded by."""
-
-    @property
-    def held(self) -> frozenset[str]:
-        """Names of the tools that only the user holds."""
-        return frozenset(tool.name for tool in self.catalog.draft.user_tools)
-
-
-def workbench(
-    catalog: Catalog, environment_id: str, seed: int, rules: tuple[TraceConstraint, ...] = ()
-) -> Workbench:
-    """Load a draft's functions: in a worker, unless our own templates wrote them. Raises UnsafeCodeError for
-    code outside the allow-list, IsolationError when this machine cannot give a worker."""
-    draft = catalog.draft
-    styles = key_styles(draft.state_schema)
-    tools = load_tools(draft.source) if is_vetted(draft) else remote_tools(WorkerPool(draft.source, styles))
-    return Workbench(
-        catalog=catalog,
-        environment_id=environment_id,
-        tools=dict(tools),
-        table=compile_tools((*draft.tools, *draft.user_tools)),
-        styles=dict(styles),
-        pool=ValuePool(seed),
-        rules=rules,
-    )
 
 
 @dataclass(frozen=True)
@@ -343,8 +301,9 @@ class TaskMaker:
         further fields wanted of the record, taken from the same result when the parents did not give them."""
         pick = choice.pick
         if pick.locator is None:
-            value = choice.anchor[pick.answer]
-            return [Known(value, "instruction", say(value))], {}
+            said = {name: choice.anchor.get(name) for name in (pick.answer, *pick.tells)}
+            known = {n: Known(v, "instruction", say(v)) for n, v in said.items() if v is not None}
+            return [known[pick.answer]], known
         step, pattern, scope = self._list(recorder, choice)
         answer = self._path(choice, pick.answer)
         expected = [record.get(pick.answer) for record in choice.chosen]

@@ -11,11 +11,11 @@ import pytest
 from envgen.errors import TaskError
 from envgen.runtime.env import open_env
 from envgen.store import Bundle, environment_identity
+from envgen.synthesis.bench import workbench
 from envgen.synthesis.blueprint import fetch, infer, resolve, work_out
 from envgen.synthesis.catalog import build_catalog
 from envgen.synthesis.certify import Prover, draft_of
 from envgen.synthesis.pipeline import make_bundle, synthesize
-from envgen.synthesis.tasks import workbench
 from envgen.types import BlueprintNode, Message, Task, ToolCall
 from tests.envgen.mock_domain import DOC, mock_draft
 
