@@ -13,7 +13,8 @@ import orjson
 from envgen.runtime.context import ToolContext
 from envgen.runtime.state import State
 from envgen.runtime.tools import call_tool
-from envgen.synthesis.bench import Workbench
+from envgen.synthesis.bench import Workbench as Workbench
+from envgen.synthesis.bench import workbench as workbench
 from envgen.synthesis.blueprint import Known, Recorder, fetch, resolve
 from envgen.synthesis.catalog import field_words
 from envgen.synthesis.choices import Choice, Demand, Footprint, Needs, Unfit, Value, needs_of
