@@ -162,7 +162,7 @@ class ShapeSampler(PickSampler):
         computed = looked_up
         for binding in chosen:
             link = self._link(binding, writer)
-            if link is not None and binding.field != key:
+            if link is not None:  # also where the key of a record is that of another (a watched stock)
                 plan = self._key_value(binding, writer)
                 if plan is None and binding in must:
                     return None
