@@ -58,7 +58,7 @@ class SynthesisConfig(Section):
     tasks_per_bundle: int = Field(default=60, ge=1)
     heldout_tasks_per_bundle: int = Field(default=20, ge=1)
     """Of `tasks_per_bundle`, how many go to the held-out split."""
-    max_difficulty: int = Field(default=4, ge=1, le=4)
+    max_difficulty: int = Field(default=4, ge=1, le=5)
     seed: int = 0
     workers: int = Field(default=2, ge=1)
 

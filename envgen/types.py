@@ -561,6 +561,23 @@ class TraceConstraint(Frozen):
     limit: int = 0
 
 
+class TaskTraits(Frozen):
+    """What makes a task hard (`envgen.synthesis.difficulty`)."""
+
+    calls: int
+    """Tool calls of the reference."""
+    writes: int
+    """Of these, calls that change the state."""
+    demands: int
+    """Demands merged into the task."""
+    reasoning: int
+    """Reasoning nodes of the blueprint."""
+    distractors: int
+    """Records that the reference's look-ups show and that it has no use for."""
+    hidden: int
+    """Facts that the user must be asked for."""
+
+
 class Task(Frozen):
     """``D = (Q, S, S*, F)`` of METHOD.md §3, with one known-good sequence and what the user knows."""
 
@@ -578,7 +595,7 @@ class Task(Frozen):
     pattern: str
     """Shape of the demand(s), e.g. ``argmin+update``; for reports and splits."""
     difficulty: int
-    """1-based level, by reference calls and reasoning nodes."""
+    """1-based level, by reference calls and reasoning nodes (`envgen.synthesis.difficulty`)."""
     clock: str
     """ISO time the task starts at (virtual clock)."""
     seed: int
@@ -589,15 +606,19 @@ class Task(Frozen):
     """What the user can do with tools of its own."""
     consent: Literal["yes", "no"] = "yes"
     """What the user answers when asked for a go-ahead."""
+    traits: TaskTraits | None = None
+    """What makes it hard, in numbers; None for tasks made by hand or before this was counted."""
 
     @model_serializer(mode="wrap")
     def _as_before(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # Tasks without dual control are written as they were before there was any: same bytes, same hashes.
+        # Tasks without dual control and traits are written as before there was any: same bytes, same hashes.
         out: dict[str, Any] = handler(self)
         if not self.user_actions:
             out.pop("user_actions", None)
         if self.consent == "yes":
             out.pop("consent", None)
+        if self.traits is None:
+            out.pop("traits", None)
         return out
 
 
@@ -628,6 +649,29 @@ class Certificate(Frozen):
         return bool(self.gates) and all(g.passed for g in self.gates)
 
 
+class CoverageReport(Frozen):
+    """How much of the environment the tasks cover, and how different they are (`envgen.synthesis.coverage`
+    defines every figure)."""
+
+    tasks: int
+    unique_sequences: int
+    """Different full tool sequences of the references."""
+    writing_tasks: int
+    """Tasks whose reference changes the state."""
+    unique_write_sequences: int
+    near_duplicates: int
+    tasks_per_writer: dict[str, int]
+    """Write tool -> tasks it stands in."""
+    edges_executable: int
+    edges_used: int
+    edges_unused: tuple[str, ...] = ()
+    """``source -> target.param``."""
+    edges_idle: dict[str, int] = Field(default_factory=dict)
+    """Reason -> number of graph edges nobody would go along."""
+    levels: dict[str, int] = Field(default_factory=dict)
+    """Difficulty -> number of tasks."""
+
+
 class SynthesisReport(Frozen):
     """The account of one synthesis: every tool and every sampled task is in it."""
 
@@ -640,6 +684,8 @@ class SynthesisReport(Frozen):
     dropped: dict[str, int]
     """Gate (or ``sampling``) -> number of tasks dropped there."""
     seconds: float
+    coverage: CoverageReport | None = None
+    """None in bundles made before this was measured."""
 
 
 # -------------------------------------------------------------------------------------------- conversation

@@ -63,7 +63,10 @@ def synth_command(
     tasks: Annotated[int, typer.Option(min=1, help="Certified tasks to make, in all.")] = 80,
     heldout: Annotated[int, typer.Option(min=0, help="How many of them are held out.")] = 20,
     seed: Annotated[int, typer.Option(help="Same document, numbers and seed: same bytes.")] = 0,
-    max_difficulty: Annotated[int, typer.Option(min=1, max=4, help="Hardest level of task.")] = 4,
+    max_difficulty: Annotated[int, typer.Option(min=1, max=5, help="Hardest level of task.")] = 5,
+    difficulty: Annotated[
+        str, typer.Option(metavar="LEVELS", help="Levels wanted: 3, 2-4 or 1,5. All where left out.")
+    ] = "",
     name: Annotated[str | None, typer.Option(help="Name of the bundle; from DOC when left out.")] = None,
     confirm_writes: Annotated[
         list[str] | None,
@@ -114,10 +117,15 @@ def synth_command(
     """
     from envgen.cli.views import progress_bar, show_account
     from envgen.store import write_bundle
+    from envgen.synthesis.difficulty import parse_levels
     from envgen.synthesis.pipeline import make_bundle, synthesize
 
     if heldout >= tasks:
         raise typer.BadParameter(f"--heldout {heldout} of --tasks {tasks} leaves none to train on; lower it")
+    try:
+        levels = parse_levels(difficulty) if difficulty else ()
+    except ValueError as error:
+        raise typer.BadParameter(f"--difficulty: {error}") from error
     _check_target(output, force=force)
     asked = {"base_url": base_url, "model": model, "api_key_env": api_key_env}
     if proposer == "rules":
@@ -153,6 +161,7 @@ def synth_command(
                 heldout=heldout,
                 seed=seed,
                 max_difficulty=max_difficulty,
+                levels=levels,
                 name=name,
                 confirm_writes=confirm_writes or (),
                 user_tools=user_tool or (),
@@ -188,6 +197,7 @@ def synth_command(
             heldout=heldout,
             seed=seed,
             max_difficulty=max_difficulty,
+            levels=levels,
             confirm_writes=confirm_writes or (),
             user_tools=user_tool or (),
             progress=progress,

@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.markup import escape
 
-from envgen.cli.views import cell, compact, console, split_text, table
+from envgen.cli.views import cell, compact, console, coverage_rows, split_text, table
 from envgen.store import Bundle
 from envgen.types import AgentTool, ReferenceStep, StateData, StateField, Task
 
@@ -55,6 +55,12 @@ def show_bundle(bundle: Bundle) -> None:
             note = _field_note(state_field, collection.key, collection.label)
             rows.add_row(name, escape(state_field.name), _field_type(state_field), escape(note))
     out.print(rows)
+    covered = coverage_rows(bundle)
+    if covered:
+        rows = table("what", "number", "detail", title="\ncoverage")
+        for what, number, detail in covered:
+            rows.add_row(what, number, escape(detail))
+        out.print(rows)
     rows = table("task", "split", "level", "pattern", "instruction", title="\ntasks")
     owner = {task_id: split for split, ids in bundle.splits.items() for task_id in ids}
     for task in bundle.tasks[:SHOWN_TASKS]:
@@ -85,6 +91,8 @@ def show_task(bundle: Bundle, task: Task) -> None:
     """One task: instruction, facts, blueprint, reference with results, state difference, certificate."""
     out = console()
     out.print(f"[bold]{task.id}[/bold]  {task.pattern}  level {task.difficulty}  clock {task.clock}")
+    if task.traits is not None:
+        out.print(", ".join(f"{name} {number}" for name, number in task.traits.model_dump().items()))
     out.print(f"[bold]instruction[/bold]  {escape(task.instruction)}")
     if task.facts:
         rows = table("fact", "value", "the user says", "when asked for", title="\nuser facts")

@@ -6,13 +6,13 @@ from __future__ import annotations
 from envgen.errors import RefusedDocument
 from envgen.proposers.rules import propose
 from envgen.synthesis.catalog import build_catalog
-from envgen.synthesis.pipeline import ShapePlanner
+from envgen.synthesis.difficulty import HARDEST
+from envgen.synthesis.planner import ShapePlanner
 from envgen.tooldocs.lint import lint
 from envgen.types import LintFinding, ToolDoc
 
 DRAWS = 15
 """Plans drawn before a document counts as one without tasks; each tries several shapes."""
-HARDEST = 4
 
 
 def audit(doc: ToolDoc) -> tuple[LintFinding, ...]:

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 
 from envgen.errors import TaskError
 from envgen.store import Bundle
+from envgen.synthesis.bench import Workbench, workbench
 from envgen.synthesis.bindings import Bindings
 from envgen.synthesis.catalog import build_catalog
 from envgen.synthesis.conversations import Conversations, confirms
@@ -24,7 +25,6 @@ from envgen.synthesis.mutants import MUTANTS, MutantMaker
 from envgen.synthesis.replay import Replayed, replay_bundle, replay_fresh
 from envgen.synthesis.runner import Runner, Write
 from envgen.synthesis.schema import read_argument
-from envgen.synthesis.tasks import Workbench, workbench
 from envgen.types import Certificate, EnvironmentDraft, GateResult, Task
 
 MIN_MUTANTS = 10
@@ -126,6 +126,8 @@ class Prover(Runner):
             return GateResult(gate="leak", passed=False, detail=f"tool name {found.group()!r}")
         words = set(re.findall(r"[\w-]+", text))
         for collection in self.schema.collections:
+            if self.catalog.unlisted(collection.name):
+                continue  # the user knows these by their ids, there is no other way
             if not collection.key_generated or self.bench.styles[collection.name].integer:
                 continue
             for state in (task.initial_state, *task.accepted_states):

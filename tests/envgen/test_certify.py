@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from envgen.store import Bundle, with_tasks
+from envgen.synthesis.bench import workbench
 from envgen.synthesis.catalog import build_catalog
 from envgen.synthesis.certify import Prover, certify, draft_of, judge_replays, replay_results, validate
 from envgen.synthesis.pipeline import make_bundle
 from envgen.synthesis.replay import replay_fresh
-from envgen.synthesis.tasks import workbench
 from envgen.types import ArgumentSource, ReferenceStep, Task
 from tests.envgen.mock_domain import DOC, mock_draft
 

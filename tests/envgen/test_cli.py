@@ -82,6 +82,8 @@ def test_help(run) -> None:
         (["synth", "x.json", "-o", "y", "--tasks", "many"], "valid int"),
         (["synth", "x.json", "-o", "y", "--tasks", "0"], "--tasks"),
         (["synth", "x.json", "-o", "y", "--tasks", "5", "--heldout", "5"], "leaves none to train on"),
+        (["synth", "x.json", "-o", "y", "--difficulty", "hard"], "expected levels such as 3, 2-4 or 1,3,5"),
+        (["synth", "x.json", "-o", "y", "--difficulty", "6"], "got level 6; expected 1 to 5"),
         (["synth", "/no/such.json", "-o", "/no/where"], "no such file"),
         (["validate", "/no/such"], "no such folder"),
         (["show", "/no/such"], "no such folder"),

@@ -9,10 +9,10 @@ import pytest
 from envgen.runtime.criteria import affirms
 from envgen.runtime.env import open_env
 from envgen.store import Bundle
+from envgen.synthesis.bench import workbench
 from envgen.synthesis.catalog import build_catalog
 from envgen.synthesis.certify import Prover, draft_of, validate
 from envgen.synthesis.pipeline import make_bundle
-from envgen.synthesis.tasks import workbench
 from envgen.types import Message, ReferenceStep, StopReason, Task, TraceConstraint
 from envgen.users.faults import FaultInjectedUser
 from envgen.users.port import UserReply

@@ -16,11 +16,11 @@ from envgen.runtime.isolation.capabilities import capabilities
 from envgen.runtime.isolation.limits import WorkerLimits
 from envgen.runtime.regrade import read_trajectories, regrade
 from envgen.store import Bundle, environment_identity, load_bundle, write_bundle
+from envgen.synthesis.bench import workbench
 from envgen.synthesis.catalog import build_catalog
 from envgen.synthesis.certify import Prover, draft_of, replay_results, validate
 from envgen.synthesis.pipeline import make_bundle
 from envgen.synthesis.replay import replay_task
-from envgen.synthesis.tasks import workbench
 from envgen.types import EnvLimits, StopReason
 from envgen.users.actions import ALREADY, DONE, FAILED, requested
 from envgen.users.faults import FaultInjectedUser

@@ -52,10 +52,10 @@ def test_walks_cover_all_write_tools_and_mix_the_patterns(examples_dir: Path) ->
     writers = {s.tool for s in made.semantics if s.writes_state}
     assert writers <= set(used)
     parts = Counter(p for t in made.tasks for d in t.pattern.split(" & ") for p in d.split("+"))
-    assert {"lookup", "filter", "count", "copy", "ask", "created"} <= set(parts)
+    assert {"lookup", "filter", "copy", "ask", "created"} <= set(parts)
     assert parts["latest"] + parts["earliest"] >= 3
     levels = Counter(t.difficulty for t in made.tasks)
-    assert levels[1] >= 10 and levels[2] >= 15 and levels[3] >= 8
+    assert min(levels[1], levels[2], levels[3]) >= 7 and levels[4] >= 5 and levels[5] >= 3
 
 
 def test_edges_of_the_graph_carry_the_references(examples_dir: Path) -> None:
@@ -127,7 +127,7 @@ def test_bad_numbers_are_refused(examples_dir: Path) -> None:
 def test_an_environment_without_look_ups_is_refused_with_counts() -> None:
     draft = mock_draft()
     blind = draft.model_copy(
-        update={"semantics": tuple(s for s in draft.semantics if not s.tool.startswith("list_"))}
+        update={"semantics": tuple(s for s in draft.semantics if not s.tool.startswith(("list_", "get_")))}
     )
     assert not build_catalog(blind).accesses
     with pytest.raises(RefusedDocument, match="got 0 of 5 certified tasks in 600 attempts"):
