@@ -1,7 +1,9 @@
 """The SGLang client against a scripted HTTP stand-in (not SGLang: tests/sglang has the real one)."""
 
 import dataclasses
+import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -497,6 +499,36 @@ def test_a_server_ends_with_the_processes_that_it_started(tmp_path: Path) -> Non
     while stat.exists() and stat.read_text().split()[2] != "Z":
         assert time.monotonic() < deadline, "the child outlived its server"
         time.sleep(0.01)
+
+
+def test_a_server_of_a_killed_process_is_found_used_and_stopped(tmp_path: Path) -> None:
+    words = [sys.executable, "-c", "import time; time.sleep(120)"]
+    url, log = "http://127.0.0.1:9", tmp_path / "server.log"
+    start = (
+        "import os, signal, sys\n"
+        "from pathlib import Path\n"
+        "from autoforge_jax.rollout.sglang_local import LocalServer\n"
+        f"LocalServer({words!r}, Path({str(tmp_path)!r}), {url!r}, Path({str(log)!r})).start()\n"
+        "print('started', flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", start], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as owner:
+        assert owner.stdout is not None and owner.stdout.readline() == b"started\n"
+        pid = int((tmp_path / "server.pid").read_text().split()[0])
+        server = LocalServer(words, tmp_path, url, log)
+        assert not server.running, "it has an owner"
+        owner.kill()
+    server.adopt()
+    assert server.running
+    server.start()  # it is there: no second one
+    assert (tmp_path / "server.pid").read_text().split() == [str(pid), str(os.getpid())]
+    another = LocalServer(words, tmp_path, "http://127.0.0.1:10", log)
+    another.stop()
+    assert server.running, "another server's process is not ours"
+    server.stop()
+    assert not server.running and not (tmp_path / "server.pid").exists()
 
 
 def test_an_interrupted_call_aborts_what_it_sent(
