@@ -48,8 +48,10 @@ def test_a_completion_with_its_usage_and_end(client: OpenAICompatibleClient) -> 
     longer = client.complete(ask("Hello! " * 20))
     assert longer.prompt_tokens > short.prompt_tokens > 0, "the chat template was applied to the messages"
     assert client.complete(ask("Hello!")).text == short.text, "greedy: the same again"
-    stopped = client.complete(ask("Hello!", stop=(short.text[4:6],)))
-    assert stopped.finish_reason == "stop" and stopped.text == short.text[:4].strip()
+    text = short.text
+    end = next(i for i in range(1, len(text)) if text.index(text[i]) == i and text[:i].strip())
+    stopped = client.complete(ask("Hello!", stop=(text[end],)))
+    assert stopped.finish_reason == "stop" and stopped.text == text[:end].strip()
 
 
 def test_too_long_a_prompt_is_refused_with_the_servers_words(client: OpenAICompatibleClient) -> None:
