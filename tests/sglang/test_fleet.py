@@ -97,7 +97,8 @@ def router(server: LocalServer, second: LocalServer, tmp_path: Path) -> Iterator
                 PYTHON, "-c", code, "--worker-urls", server.url, second.url,
                 "--host", "127.0.0.1", "--port", port, "--policy", "round_robin",
                 "--prometheus-port", free_url().rpartition(":")[2],
-                "--health-check-interval-secs", "2", "--health-check-timeout-secs", "30", "--cb-timeout-duration-secs", "2",
+                "--health-check-interval-secs", "2", "--health-check-timeout-secs", "30",
+                "--cb-timeout-duration-secs", "2",
             ],
             stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
