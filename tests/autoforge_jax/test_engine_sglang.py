@@ -363,6 +363,40 @@ def test_sessions_stick_to_their_server_and_move_when_it_dies(
 
 
 # ------------------------------------------------------------------------------------------------ weights
+def test_behind_a_router_turns_go_to_it_and_all_else_to_every_server(
+    make: Make, server: ScriptedServer, initial: PublishedWeights, weights: PublishedWeights
+) -> None:
+    other, router = ScriptedServer(initial.folder), ScriptedServer(initial.folder)
+    router.version = weights.tag  # of the server that it sent the request to
+    engine = make(server, other, router=router.url, request_timeout_s=1)
+    engine.publish(weights)
+    assert server.version == other.version == weights.tag and not router.of("/update_weights_from_disk")
+    outputs = engine.sample([request("a"), request("b")])
+    assert [output.stop for output in outputs] == ["stop", "stop"]
+    assert len(router.of("/generate")) == 2
+    assert not server.of("/generate") and not other.of("/generate")
+
+    # One came back with its first weights, and the router sends to it before anybody knows.
+    other.version = "default"
+    stale = iter([True])
+    router.answer = lambda _body, reply: (
+        {**reply, "meta_info": {**reply["meta_info"], "weight_version": "default"}}
+        if next(stale, False)
+        else reply
+    )
+    assert engine.sample([request("c")])[0].policy_version == weights.version
+    assert engine.stats()["stale_answers"] == 1 and other.version == weights.tag
+
+    # One is away: the others work, and an abort reaches whoever has the request.
+    other.die()
+    router.hang.set()
+    assert engine.sample([request("d")])[0].stop == "abort"
+    rid = router.of("/generate")[-1]["rid"]
+    assert [body["rid"] for body in server.of("/abort_request")] == [rid] and not router.of("/abort_request")
+    router.hang.clear()
+    router.die()
+
+
 def test_equal_weights_are_not_loaded_again(
     make: Make, server: ScriptedServer, weights: PublishedWeights
 ) -> None:
@@ -456,6 +490,8 @@ def test_a_server_of_another_model_gets_no_weights(
         ({"sglang": {"urls": ["localhost:30000"]}}, "expected distinct ones"),
         ({"sglang": {"urls": ["http://a:1", "http://a:1/"]}}, "expected distinct ones"),
         ({"sglang": {"urls": ["http://a"], "launch": ["sglang"]}}, "needs http://host:port"),
+        ({"sglang": {"urls": ["http://a:1"], "router": "http://a:1"}}, "none of urls"),
+        ({"sglang": {"router": "a:1"}}, "none of urls"),
         ({"engine": "sglang", "top_k": 4, "top_p": 0.5}, "rollout: top_k 4 with top_p 0.5"),
         ({"engine": "vllm"}, "rollout.engine"),
     ],

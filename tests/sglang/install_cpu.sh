@@ -34,7 +34,6 @@ if [ ! -f "$venv/.complete" ]; then
   SECONDS=0
   "$venv/bin/python" -m pip install --quiet -r "$here/requirements-cpu.txt"
   "$venv/bin/python" -m pip install --quiet --no-deps -r "$here/no-deps-cpu.txt"
-  "$venv/bin/python" -m compileall -q -j 0 "$venv/lib" >/dev/null || true # some packages ship templates that are no Python
   touch "$venv/.complete"
   echo "made $venv in $SECONDS s"
 fi
