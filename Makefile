@@ -7,7 +7,7 @@ export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart install install-dev test test-sglang check format study clean
+.PHONY: help quickstart install install-dev test sglang-server test-sglang check format study clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -32,10 +32,12 @@ quickstart: install ## documents -> environments -> SFT -> ERPO -> report, on th
 test: install-dev ## run all tests (<= 10 minutes on 2 cores)
 	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -n 2 --dist loadscope
 
-# A real SGLang server on the CPU, in an environment of its own (about 3.3 GB; made once).
+# A real SGLang server on the CPU, in an environment of its own (3.3 GB, in ~/.cache/autoforge; made once).
 SGLANG_VENV := .venv-sglang
-test-sglang: install-dev ## contract tests against a real SGLang server on this machine's CPU
+sglang-server: ## make .venv-sglang: a real SGLang server for this machine's CPU
 	PYTHON=$(PYTHON) tests/sglang/install_cpu.sh $(SGLANG_VENV)
+
+test-sglang: install-dev sglang-server ## contract tests against a real SGLang server on this machine's CPU
 	AUTOFORGE_SGLANG_PYTHON=$(CURDIR)/$(SGLANG_VENV)/bin/python JAX_PLATFORMS=cpu \
 	  $(BIN)/python -m pytest -p no:xdist tests/sglang
 

@@ -294,12 +294,18 @@ class SFTConfig(Section):
         return self
 
 
+_SERVER_URL = r"https?://[^/\s?#]+/?"
+
+
 class SGLangConfig(Section):
     """The servers of `rollout.engine = "sglang"` (docs/sglang.md). Nothing here changes what a run learns
     from."""
 
     urls: tuple[str, ...] = ("http://127.0.0.1:30000",)
     """One per server. All serve the same weights; an episode stays with one server while it lives."""
+    router: str = ""
+    """An sglang-router in front of `urls`: turns go to it and it chooses. Weights, checks and aborts
+    go to every server itself. Empty: the trainer chooses."""
     launch: tuple[str, ...] = ()
     """Command that starts a server on this machine, e.g. ["python", "-m", "sglang.launch_server", "--dtype",
     "bfloat16"]; model folder, host and port are appended. Started for every url that does not answer, again
@@ -324,7 +330,11 @@ class SGLangConfig(Section):
 
     @model_validator(mode="after")
     def _urls_make_sense(self) -> SGLangConfig:
-        bad = [url for url in self.urls if not re.fullmatch(r"https?://[^/\s?#]+/?", url)]
+        if self.router and (not re.fullmatch(_SERVER_URL, self.router) or self.router in self.urls):
+            raise ValueError(
+                f"router is {self.router!r}, expected one like http://host:30000 that is none of urls"
+            )
+        bad = [url for url in self.urls if not re.fullmatch(_SERVER_URL, url)]
         if bad or not self.urls or len({url.rstrip("/") for url in self.urls}) != len(self.urls):
             raise ValueError(f"urls are {list(self.urls)}, expected distinct ones like http://host:30000")
         if self.launch and any(not re.fullmatch(r"http://[^/:]+:\d+/?", url) for url in self.urls):

@@ -226,7 +226,7 @@ class SGLangEngine:
 
     async def _abort(self, node: Node, rid: str, call: asyncio.Future[GenerateReply]) -> None:
         try:
-            await node.server.abort(rid)
+            await self._fleet.abort(node, rid)
         except PolicyError:
             pass  # gone or deaf: closing the connection is what is left
         else:

@@ -22,6 +22,8 @@ from autoforge_jax.rollout.sglang_http import ServerDown, ServerRefused, ServerS
 from autoforge_jax.rollout.sglang_weights import PublishedWeights, compare_checksums
 
 _POLL_S = 0.5
+_AWAY_POLL_S = 5.0
+"""Behind a router: how often servers that are away are asked while others work."""
 
 
 class _DiedLoading(ServerDown):
@@ -75,20 +77,35 @@ class Fleet:
         """Session -> its server."""
         self.updates = 0
         """Weight updates, over all servers."""
-        self._nodes = [
-            Node(
-                SGLangServer(
-                    url, connect_timeout_s=config.connect_timeout_s, call_timeout_s=config.call_timeout_s
-                ),
-                asyncio.Semaphore(config.requests_per_server),
-            )
-            for url in config.urls
-        ]
+        self._router: Node | None = None
+        """Not one of the nodes: it holds no weights."""
+        self._asked_away = 0.0
+        if config.router:
+            self._router = self._new_node(config.router, config.requests_per_server * len(config.urls))
+        self._nodes = [self._new_node(url, config.requests_per_server) for url in config.urls]
+
+    def _new_node(self, url: str, in_flight: int) -> Node:
+        patience = self.config.connect_timeout_s
+        server = SGLangServer(url, connect_timeout_s=patience, call_timeout_s=self.config.call_timeout_s)
+        return Node(server, asyncio.Semaphore(in_flight))
 
     async def close(self) -> None:
         """Close the connections."""
-        for node in self._nodes:
+        for node in (*self._nodes, *([self._router] if self._router else ())):
             await node.server.close()
+
+    async def abort(self, node: Node, rid: str) -> None:
+        """Stop a request that was sent to `node`. A router does not say which server has it, and does not
+        pass the abort on: all are told. Raises the last of what went wrong when none could be."""
+        if node is not self._router:
+            return await node.server.abort(rid)
+        results = await asyncio.gather(
+            *(other.server.abort(rid) for other in self._nodes), return_exceptions=True
+        )
+        failed = [result for result in results if isinstance(result, BaseException)]
+        if len(failed) == len(results):
+            raise failed[-1]
+        return None
 
     def release(self, session_id: str) -> None:
         """Forget a session."""
@@ -98,16 +115,20 @@ class Fleet:
 
     def distrust(self, node: Node, epoch: int) -> None:
         """Something broke with the server since it was made ready the `epoch`-th time: ask it before it is
-        used again."""
+        used again. Which server it was does not show behind a router: then all are asked."""
         if node.epoch == epoch:
-            node.trusted = False
+            for other in self._nodes if node is self._router else (node,):
+                other.trusted = False
 
     def _is_ready(self, node: Node) -> bool:
         return self.published is not None and node.trusted and node.tag == self.published.tag
 
     async def home(self, session_id: str) -> Node:
         """The session's server, ready to sample: its own while that lives, else the ready one with the fewest
-        sessions, else the first to come back."""
+        sessions, else the first to come back. With a router it is that."""
+        if self._router is not None:
+            await self._ready_behind(self._router)
+            return self._router
         node = self.homes.get(session_id)
         if node is None or not self._is_ready(node):
             ready = [other for other in self._nodes if self._is_ready(other)] or await self._first_ready()
@@ -133,6 +154,40 @@ class Fleet:
         finally:
             for task in pending:
                 task.cancel()
+
+    async def _ready_behind(self, router: Node) -> None:
+        """Every server that answers is ready, and the router has one that it sends to. It may send to any
+        server: one that came back with other weights must get ours before it samples."""
+        async with router.lock:
+            away = [node for node in self._nodes if not self._is_ready(node)]
+            some = len(away) < len(self._nodes)
+            if not away or (some and time.monotonic() - self._asked_away < _AWAY_POLL_S):
+                return
+            self._asked_away = time.monotonic()
+            results = await asyncio.gather(
+                *(self._make_ready(node, 0.0) for node in away), return_exceptions=True
+            )
+            for result in results:
+                if isinstance(result, BaseException) and not isinstance(result, EngineLostError):
+                    raise result
+            if not some and all(isinstance(result, EngineLostError) for result in results):
+                await self._first_ready()
+            await self._wait_for(router)
+            router.epoch += 1
+
+    async def _wait_for(self, router: Node) -> None:
+        give_up = time.monotonic() + self.config.start_timeout_s
+        while True:
+            try:
+                return await router.server.routes()
+            except (ServerDown, ServerSlow) as error:
+                if time.monotonic() >= give_up:
+                    raise EngineLostError(
+                        f"the router at {router.server.url} sends to no server ({error}; waited "
+                        f"{self.config.start_timeout_s:g} s), although {', '.join(self.config.urls)} "
+                        "answer or some of them do: are they its --worker-urls?"
+                    ) from error
+                await asyncio.sleep(_POLL_S)
 
     async def publish(self, weights: PublishedWeights) -> PublishReport:
         """`SGLangEngine.publish`."""

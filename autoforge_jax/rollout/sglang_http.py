@@ -159,6 +159,10 @@ class SGLangServer:
         """Returns when the server has just produced a token."""
         await self._call("GET", "/health", None, self._call_timeout_s)
 
+    async def routes(self) -> None:
+        """Of a router: returns when it has a server that it sends to."""
+        await self._call("GET", "/readiness", None, self._call_timeout_s)
+
     async def model_info(self) -> ModelInfo:
         """Which weights serve now."""
         return await self._parsed(ModelInfo, "GET", "/model_info", None, self._call_timeout_s)

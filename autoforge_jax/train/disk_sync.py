@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -106,3 +107,15 @@ class DiskSync:
         for folder in (*self._folder.glob("v[0-9]*"), *half_written):
             if folder != newest:
                 shutil.rmtree(folder)
+
+
+def server_metrics(sync: SyncReport, totals: Mapping[str, float]) -> dict[str, float]:
+    """What a step on SGLang servers says beside the rest: its weight update (bytes and seconds of writing the
+    folder; tensors whose checksum a server confirmed) and the engine's counters since the process began."""
+    counters = ("requests", "attempts", "updates", "lost_connections", "stale_answers", "timeouts")
+    return {
+        "sync_bytes": sync.bytes,
+        "sync_write_s": round(sync.write_seconds, 4),
+        "sync_tensors": sync.leaves,
+        **{f"engine/{name}": totals[name] for name in counters},
+    }

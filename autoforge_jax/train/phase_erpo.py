@@ -11,6 +11,7 @@ from autoforge_jax.rollout.collect import Collection, collect
 from autoforge_jax.rollout.curriculum import SuccessRecord
 from autoforge_jax.rollout.episode import TaskItem
 from autoforge_jax.train.assembly import Assembly
+from autoforge_jax.train.disk_sync import server_metrics
 from autoforge_jax.train.erpo import ERPOLearner, run_erpo
 from autoforge_jax.train.interrupt import StopFlag
 from autoforge_jax.train.metrics import MetricsLog, Reporter, TimeSplit, rewind_jsonl
@@ -138,7 +139,7 @@ def train_erpo(
                 "engine_compiles": assembly.engine.stats()["compiles"],
             }
             if config.rollout.engine == "sglang" and assembly.last_sync is not None:
-                compiles["sync_bytes"] = assembly.last_sync.bytes
+                compiles |= server_metrics(assembly.last_sync, assembly.engine.stats())
             log.write(PHASE, done, metrics | collected.metrics | compiles | {"seconds": seconds})
             rewards.append(metrics["reward"])
             recent = rewards[-5:]

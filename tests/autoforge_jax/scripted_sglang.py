@@ -118,7 +118,7 @@ class ScriptedServer:
         self.calls.append((path, body))
         if path == self.refuses:
             return 0, {}
-        if path == "/health":
+        if path in ("/health", "/readiness"):
             return 200, {}
         if path == "/model_info":
             info = {"model_path": str(self.folder), "weight_version": self.version, "model_type": "qwen3"}

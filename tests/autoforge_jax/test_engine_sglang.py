@@ -1,7 +1,9 @@
 """The SGLang client against a scripted HTTP stand-in (not SGLang: tests/sglang has the real one)."""
 
 import dataclasses
+import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -361,6 +363,40 @@ def test_sessions_stick_to_their_server_and_move_when_it_dies(
 
 
 # ------------------------------------------------------------------------------------------------ weights
+def test_behind_a_router_turns_go_to_it_and_all_else_to_every_server(
+    make: Make, server: ScriptedServer, initial: PublishedWeights, weights: PublishedWeights
+) -> None:
+    other, router = ScriptedServer(initial.folder), ScriptedServer(initial.folder)
+    router.version = weights.tag  # of the server that it sent the request to
+    engine = make(server, other, router=router.url, request_timeout_s=1)
+    engine.publish(weights)
+    assert server.version == other.version == weights.tag and not router.of("/update_weights_from_disk")
+    outputs = engine.sample([request("a"), request("b")])
+    assert [output.stop for output in outputs] == ["stop", "stop"]
+    assert len(router.of("/generate")) == 2
+    assert not server.of("/generate") and not other.of("/generate")
+
+    # One came back with its first weights, and the router sends to it before anybody knows.
+    other.version = "default"
+    stale = iter([True])
+    router.answer = lambda _body, reply: (
+        {**reply, "meta_info": {**reply["meta_info"], "weight_version": "default"}}
+        if next(stale, False)
+        else reply
+    )
+    assert engine.sample([request("c")])[0].policy_version == weights.version
+    assert engine.stats()["stale_answers"] == 1 and other.version == weights.tag
+
+    # One is away: the others work, and an abort reaches whoever has the request.
+    other.die()
+    router.hang.set()
+    assert engine.sample([request("d")])[0].stop == "abort"
+    rid = router.of("/generate")[-1]["rid"]
+    assert [body["rid"] for body in server.of("/abort_request")] == [rid] and not router.of("/abort_request")
+    router.hang.clear()
+    router.die()
+
+
 def test_equal_weights_are_not_loaded_again(
     make: Make, server: ScriptedServer, weights: PublishedWeights
 ) -> None:
@@ -454,6 +490,8 @@ def test_a_server_of_another_model_gets_no_weights(
         ({"sglang": {"urls": ["localhost:30000"]}}, "expected distinct ones"),
         ({"sglang": {"urls": ["http://a:1", "http://a:1/"]}}, "expected distinct ones"),
         ({"sglang": {"urls": ["http://a"], "launch": ["sglang"]}}, "needs http://host:port"),
+        ({"sglang": {"urls": ["http://a:1"], "router": "http://a:1"}}, "none of urls"),
+        ({"sglang": {"router": "a:1"}}, "none of urls"),
         ({"engine": "sglang", "top_k": 4, "top_p": 0.5}, "rollout: top_k 4 with top_p 0.5"),
         ({"engine": "vllm"}, "rollout.engine"),
     ],
@@ -497,6 +535,36 @@ def test_a_server_ends_with_the_processes_that_it_started(tmp_path: Path) -> Non
     while stat.exists() and stat.read_text().split()[2] != "Z":
         assert time.monotonic() < deadline, "the child outlived its server"
         time.sleep(0.01)
+
+
+def test_a_server_of_a_killed_process_is_found_used_and_stopped(tmp_path: Path) -> None:
+    words = [sys.executable, "-c", "import time; time.sleep(120)"]
+    url, log = "http://127.0.0.1:9", tmp_path / "server.log"
+    start = (
+        "import os, signal, sys\n"
+        "from pathlib import Path\n"
+        "from autoforge_jax.rollout.sglang_local import LocalServer\n"
+        f"LocalServer({words!r}, Path({str(tmp_path)!r}), {url!r}, Path({str(log)!r})).start()\n"
+        "print('started', flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", start], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as owner:
+        assert owner.stdout is not None and owner.stdout.readline() == b"started\n"
+        pid = int((tmp_path / "server.pid").read_text().split()[0])
+        server = LocalServer(words, tmp_path, url, log)
+        assert not server.running, "it has an owner"
+        owner.kill()
+    server.adopt()
+    assert server.running
+    server.start()  # it is there: no second one
+    assert (tmp_path / "server.pid").read_text().split() == [str(pid), str(os.getpid())]
+    another = LocalServer(words, tmp_path, "http://127.0.0.1:10", log)
+    another.stop()
+    assert server.running, "another server's process is not ours"
+    server.stop()
+    assert not server.running and not (tmp_path / "server.pid").exists()
 
 
 def test_an_interrupted_call_aborts_what_it_sent(

@@ -21,7 +21,7 @@ from autoforge_jax.rollout.sglang_http import SGLangServer
 from autoforge_jax.rollout.sglang_local import LocalServer
 from autoforge_jax.types import SampleOutput, SampleRequest, SamplingParams
 from tests.autoforge_jax.mock_rollout import tokenizer
-from tests.sglang.conftest import URL
+from tests.sglang.conftest import PATIENCE_S, URL, follow
 from tests.sglang.tiny_model import MODEL, publish_to, weights
 
 TOLERANCE = 5e-5
@@ -36,7 +36,7 @@ norm."""
 
 def new_engine(server: LocalServer, **changes: object) -> SGLangEngine:
     """An engine that starts the server again when it does not answer."""
-    config = SGLangConfig(urls=(URL,), start_timeout_s=1200, **changes)  # type: ignore[arg-type]
+    config = SGLangConfig(urls=(URL,), start_timeout_s=PATIENCE_S, **changes)  # type: ignore[arg-type]
     return SGLangEngine(config, MODEL, max_length=LENGTH, start_server=lambda _url: server.start())
 
 
@@ -231,11 +231,13 @@ def test_death_and_restart_in_mid_run(server: LocalServer, folder: Path) -> None
     engine.publish(publish_to(folder / "v5", seed=5, version=5))
     asked = [request(f"d{i}", context(25), max_turn_tokens=400) for i in range(6)]
     outputs: list[SampleOutput] = []
-    worker = threading.Thread(target=lambda: outputs.extend(engine.sample(asked)))
+    worker = threading.Thread(target=lambda: outputs.extend(engine.sample(asked)), daemon=True)
     worker.start()
-    time.sleep(0.4)
+    while engine.stats()["attempts"] < len(asked):
+        time.sleep(0.01)
+    time.sleep(0.4)  # 400 tokens take longer than this
     server.kill()
-    worker.join(1300)
+    follow(server, lambda: not worker.is_alive())
     assert len(outputs) == len(asked)
     stats = engine.stats()
     assert stats["lost_connections"] > 0 and stats["updates"] == 2

@@ -34,7 +34,7 @@ class _KillServerAfter(Reporter):
             def update(done: int, total: int | None = None, **numbers: Any) -> None:
                 shown(done, total, **numbers)
                 if name == self._name and done == self._step and not self.killed:
-                    self.killed.append(int(self._pid_file.read_text()))
+                    self.killed.append(int(self._pid_file.read_text().split()[0]))
                     os.killpg(self.killed[0], signal.SIGKILL)
 
             bar.update = update  # type: ignore[method-assign]
