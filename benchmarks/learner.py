@@ -2,9 +2,9 @@
 
     python benchmarks/learner.py --tunix TUNIX_PYTHON --torch TORCH_PYTHON [--rounds 7] [--core 1]
 
-Each side runs in a process of its own, under the Python it is given (its own virtual environment: google-tunix
-0.1.7; torch 2.13 with transformers and safetensors), on one pinned core with one thread, without a compile
-cache. A side that is not named is left out. All start from the same Hugging Face folder (float32 weights,
+Each side runs in a process of its own, under the Python it is given (its own virtual environment:
+google-tunix 0.1.7; torch 2.13 with transformers and safetensors), on one pinned core with one thread, without
+a compile cache. A side that is not named is left out. All start from the same Hugging Face folder (float32 weights,
 written here) and take the same batch: 8 sequences of 512 tokens, 128 of prompt and 384 of completion, one
 clipped policy-gradient loss (clip 0.2, token mean, no KL), entropy as a metric, gradient clipped by norm 1,
 AdamW. The first losses and gradient norms must agree to 1e-3 relative, or the run stops: same work.
@@ -131,6 +131,7 @@ def tunix(folder: Path) -> Step:
     )
     trainer = peft_trainer.PeftTrainer(model, optimizer, peft_trainer.TrainingConfig(eval_every_n_steps=1000))
     algorithm = grpo_learner.GRPOConfig(loss_agg_mode="token-mean", beta=0.0, epsilon=CLIP)
+    algorithm.temperature = 1.0  # as its learner sets it from the rollout's settings
 
     def loss(model: Any, train_example: Any) -> Any:
         return algo_core.grpo_loss_fn(model, train_example, algorithm, pad_id=0, eos_id=1)
