@@ -34,6 +34,10 @@ class RunConfig(Section):
     out_dir: str = "runs"
     """The run directory is ``out_dir/name``; relative to the current directory."""
     seed: int = 0
+    trace_step: int = Field(default=0, ge=0)
+    """`jax.profiler` traces `trace_steps` steps of each training phase from this one on (counted from 1) into
+    the run's folder `trace`; 0 = none."""
+    trace_steps: int = Field(default=1, ge=1)
     compile_cache: str = ".jax_cache"
     """`jax_compilation_cache_dir`; empty turns it off."""
 

@@ -2,9 +2,9 @@
 
     python benchmarks/learner.py --tunix TUNIX_PYTHON --torch TORCH_PYTHON [--rounds 7] [--core 1]
 
-Each side runs in a process of its own, under the Python it is given (its own virtual environment: google-
-tunix 0.1.7; torch 2.13 with transformers and safetensors), on one pinned core with one thread, without a
-compile cache. A side that is not named is left out. All start from the same Hugging Face folder (float32
+Each side runs in a process of its own, under the Python it is given (its own virtual environment:
+google-tunix 0.1.7; torch 2.13 with transformers and safetensors), on one pinned core with one thread, without
+a compile cache. A side that is not named is left out. All start from the same Hugging Face folder (float32
 weights, written here) and take the same batch: 8 sequences of 512 tokens, 128 of prompt and 384 of
 completion, one clipped policy-gradient loss (clip 0.2, token mean, no KL), entropy as a metric, gradient
 clipped by norm 1, AdamW. The first losses and gradient norms must agree to 1e-3 relative, or the run stops:
@@ -31,8 +31,9 @@ from typing import Any
 
 SHAPE = {
     "vocab_size": 8192, "num_layers": 8, "hidden_size": 256, "intermediate_size": 768,
-    "num_heads": 8, "num_kv_heads": 4, "head_dim": 64,
+    "num_heads": 8, "num_kv_heads": 4, "head_dim": 64, "rope_theta": 1e6,
 }  # fmt: skip
+"""Rotary base 1e6: Tunix 0.1.7 turns by 1e6 whatever its config's `rope_theta` says."""
 ROWS, PROMPT, LENGTH = 8, 128, 512
 CLIP, LEARNING_RATE, BETAS = 0.2, 1e-4, (0.9, 0.95)
 Step = Callable[[], tuple[float, float]]
@@ -120,7 +121,7 @@ def tunix(folder: Path) -> Step:
         num_heads=SHAPE["num_heads"],
         head_dim=SHAPE["head_dim"],
         num_kv_heads=SHAPE["num_kv_heads"],
-        rope_theta=10_000,
+        rope_theta=1_000_000,
         norm_eps=1e-6,
         use_tied_embedding=True,
     )
@@ -132,6 +133,7 @@ def tunix(folder: Path) -> Step:
     )
     trainer = peft_trainer.PeftTrainer(model, optimizer, peft_trainer.TrainingConfig(eval_every_n_steps=1000))
     algorithm = grpo_learner.GRPOConfig(loss_agg_mode="token-mean", beta=0.0, epsilon=CLIP)
+    algorithm.temperature = 1.0  # as its learner sets it from the rollout's settings
 
     def loss(model: Any, train_example: Any) -> Any:
         return algo_core.grpo_loss_fn(model, train_example, algorithm, pad_id=0, eos_id=1)

@@ -67,6 +67,14 @@ class Qwen3Config:
         layer += 3 * d * self.intermediate_size if self.experts is None else self.experts.layer_parameters(d)
         return (1 if self.tie_embeddings else 2) * self.vocab_size * d + self.num_layers * layer + d
 
+    @property
+    def active_layer_weights(self) -> int:
+        """Weights of one layer's matrices that a token is multiplied with: half its FLOPs forward."""
+        d, q, kv = self.hidden_size, self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        experts = self.experts
+        mlp = 3 * d * self.intermediate_size if experts is None else experts.active_parameters(d)
+        return 2 * d * q + 2 * d * kv + mlp
+
     @staticmethod
     def from_model_config(config: ModelConfig, vocab_size: int) -> Qwen3Config:
         """The `[model]` section of a run plus the tokenizer's vocabulary size."""

@@ -21,6 +21,7 @@ from autoforge_jax.model.lora import frozen_copy, init_adapters, merge
 from autoforge_jax.model.qwen3 import Qwen3
 from autoforge_jax.model.retrieval_init import retrieval_weights
 from autoforge_jax.model.sharding import Layout, gather_to_host, make_layout
+from autoforge_jax.plan.chips import chip_named
 from autoforge_jax.rollout.conditions import Conditions
 from autoforge_jax.rollout.engine_jax import JaxEngine
 from autoforge_jax.rollout.policy import Engine
@@ -28,10 +29,12 @@ from autoforge_jax.rollout.render import Renderer
 from autoforge_jax.train.checkpoint import CheckpointMeta, CheckpointStore
 from autoforge_jax.train.disk_sync import DiskSync
 from autoforge_jax.train.forward import Adapted, Forward, adapted_forward
+from autoforge_jax.train.instruments import StepTrace, compile_clock, device_memory_gb
 from autoforge_jax.train.optimizer import make_optimizer
 from autoforge_jax.train.rundir import RunDir
 from autoforge_jax.train.state import Params, TrainState, init_state
 from autoforge_jax.train.step import forward_of
+from autoforge_jax.train.throughput import Meter
 from autoforge_jax.train.weight_sync import SyncReport, leaf_checksums, sync_weights, total_checksum
 
 FROZEN = "frozen_checksum"
@@ -79,6 +82,7 @@ class Assembly:
         use_compile_cache(config.run.compile_cache)
         self.run, self.config, self.renderer = run, config, renderer
         self._bundle_hashes = bundle_hashes
+        self._clock = compile_clock()
         self.model_config, self._loaded = self._model()
         self.layout = make_layout(config.mesh, self.model_config, config.batch.rows_per_microbatch)
         retrieval = config.model.init == "retrieval" and self._loaded is None
@@ -181,6 +185,23 @@ class Assembly:
             params = jax.tree.map(jax.numpy.asarray, gather_to_host(params))
         self.last_sync = self._hand_over(params, version)
         return self.last_sync
+
+    def meter(self) -> Meter:
+        """Counts the work of a phase's steps; MFU where `mesh.chip` names an accelerator."""
+        mesh, model = self.config.mesh, self.model_config
+        peak = None if mesh.chip == "cpu" else chip_named(mesh.chip).peak(model.dtype) * mesh.size
+        return Meter(model, peak, 0 if self.frozen is None else self.parameters)
+
+    def machine_metrics(self) -> dict[str, float]:
+        """Compilation so far in this process, and memory where the device tells."""
+        memory = device_memory_gb()
+        known = {} if memory is None else {"device_memory_gb": memory}
+        return known | {"xla_compiles": self._clock.count, "compile_seconds": self._clock.seconds}
+
+    def trace(self, phase: str) -> StepTrace:
+        """The profiler trace of a phase, as `[run]` asks for it."""
+        run = self.config.run
+        return StepTrace(self.run.trace / phase, run.trace_step, run.trace_steps)
 
     def close(self) -> None:
         """Let go of the engine; servers that the run started are stopped."""

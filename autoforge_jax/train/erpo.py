@@ -51,6 +51,9 @@ class ERPOLearner:
     reference: ReferenceLogprobs | None = None
     """Needed when `kl_coefficient` > 0 and `kl_target` is `reference`; never computed otherwise."""
 
+    on_batches: Callable[[Sequence[Batch]], None] | None = None
+    """Called with the packed batches of each update."""
+
     def __post_init__(self) -> None:
         if self._uses_reference and self.reference is None:
             raise TrainingError(
@@ -83,6 +86,8 @@ class ERPOLearner:
             batches: list[Batch] = pack(part, self.batch, self.pad_id)
             used += sum(b.used_tokens for b in batches)
             padded += sum(b.tokens.size for b in batches)
+            if self.on_batches is not None:
+                self.on_batches(batches)
             if self._uses_reference and self.reference is not None:
                 batches = self.reference(batches)
             state, numbers = self.train_step(state, batches)

@@ -63,8 +63,9 @@ def train_erpo(
             config.rollout.temperature,
             layout=assembly.layout,
         )
+    meter, trace = assembly.meter(), assembly.trace(PHASE)
     learner = ERPOLearner(
-        train_step, config.erpo, config.batch, assembly.renderer.tokenizer.pad_id, reference
+        train_step, config.erpo, config.batch, assembly.renderer.tokenizer.pad_id, reference, meter.seen
     )
     restored = assembly.restore("erpo")
     state, start = (
@@ -132,6 +133,8 @@ def train_erpo(
                 with times.measure("checkpoint"):
                     cursor = {} if record is None else {RECORD: record.to_json()}
                     assembly.save("erpo", state, done, warm_steps + done, cursor)
+            trace.reached(done)
+            speed = meter.take(learned) | assembly.machine_metrics()
             seconds = {**spent, "train": round(learned, 4), **times.take()}
             clock = time.perf_counter()
             compiles = {
@@ -139,8 +142,14 @@ def train_erpo(
                 "engine_compiles": assembly.engine.stats()["compiles"],
             }
             if config.rollout.engine == "sglang" and assembly.last_sync is not None:
+<<<<<<< HEAD
                 compiles |= server_metrics(assembly.last_sync, assembly.engine.stats())
             log.write(PHASE, done, metrics | collected.metrics | compiles | {"seconds": seconds})
+=======
+                compiles["sync_bytes"] = assembly.last_sync.bytes
+            measured = {"seconds": seconds, "speed": speed}
+            log.write(PHASE, done, metrics | collected.metrics | compiles | measured)
+>>>>>>> work-e2
             rewards.append(metrics["reward"])
             recent = rewards[-5:]
             bar.update(
@@ -151,7 +160,11 @@ def train_erpo(
             )
             return stopping
 
-        ended = run_erpo(state, learner, roll_out, start_step=start, on_step=on_step)
+        trace.reached(start)
+        try:
+            ended = run_erpo(state, learner, roll_out, start_step=start, on_step=on_step)
+        finally:
+            trace.close()
     if ended.ended == "stopped":
         stop.raise_if_requested(f"{PHASE}: saved after step {ended.steps} of {config.erpo.steps}")
     return ERPOPhase(ended.state, ended.steps, _result(log, ended.steps))

@@ -4,10 +4,12 @@ for ERPO."""
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from autoforge_jax.config import Config, EvalConfig
+from autoforge_jax.data.batch import Batch
 from autoforge_jax.data.drills import lookup_drills
 from autoforge_jax.data.samples import supervised_sample
 from autoforge_jax.errors import TrainingError
@@ -81,6 +83,13 @@ def warm_start(
     saving."""
     config, seed = assembly.config, assembly.config.run.seed
     batches = training_batches(config, references, assembly.renderer)
+    meter, trace = assembly.meter(), assembly.trace("sft")
+
+    def next_batch(step: int) -> Sequence[Batch]:
+        found = batches(step)
+        meter.seen(found)
+        return found
+
     train_step = make_train_step(
         assembly.forward,
         assembly.sft_optimizer,
@@ -127,22 +136,29 @@ def warm_start(
                     assembly.save("sft", state, done, done)
             spent = times.take()
             now = time.perf_counter()
-            seconds = {"train": round(now - clock - sum(spent.values()), 4), **spent}
+            learned = now - clock - sum(spent.values())
+            seconds = {"train": round(learned, 4), **spent}
             clock = now
+            trace.reached(done)
+            speed = meter.take(learned) | assembly.machine_metrics()
             compiles = {
                 "compiles": train_step.compile_count,
                 "engine_compiles": assembly.engine.stats()["compiles"],
             }
-            log.write(PHASE, done, metrics | compiles | {"seconds": seconds})
+            log.write(PHASE, done, metrics | compiles | {"seconds": seconds, "speed": speed})
             shown.update(loss=metrics["loss"], entropy=metrics.get("action/entropy", 0.0))
             if "probe_success" in metrics:
                 shown["success"] = metrics["probe_success"]
             bar.update(done, **shown)
             return stopping
 
-        ended = run_sft(
-            state, train_step, batches, config.sft, start_step=start, on_step=on_step, probe=probe
-        )
+        trace.reached(start)
+        try:
+            ended = run_sft(
+                state, train_step, next_batch, config.sft, start_step=start, on_step=on_step, probe=probe
+            )
+        finally:
+            trace.close()
     if ended.ended == "stopped":
         stop.raise_if_requested(f"{PHASE}: saved after step {ended.steps} of {config.sft.steps}")
     return WarmStart(ended.state, ended.steps, _result(ended, config))

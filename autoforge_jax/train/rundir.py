@@ -223,6 +223,11 @@ class RunDir:
         """Folder of the Hugging Face export."""
         return self.root / "export"
 
+    @property
+    def trace(self) -> Path:
+        """Folder of profiler traces."""
+        return self.root / "trace"
+
     def checkpoints(self, phase: str) -> Path:
         """Folder of the checkpoints of `sft` or `erpo`."""
         return self.root / "checkpoints" / phase

@@ -74,7 +74,7 @@ def finished(out_dir: Path) -> tuple[RunDir, str]:
 
 def _stable(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Metrics without what may differ between two runs: times and compile counts."""
-    drop = ("seconds", "compiles", "engine_compiles")
+    drop = ("seconds", "speed", "compiles", "engine_compiles")
     return [{key: value for key, value in row.items() if key not in drop} for row in rows]
 
 
@@ -112,6 +112,10 @@ def test_every_step_has_its_line_with_a_time_split(finished: tuple[RunDir, str])
     assert warm[-1]["loss"] < warm[0]["loss"] / 4
     for row in erpo:
         assert {"rollout", "sync", "train"} <= row["seconds"].keys()
+        speed = row["speed"]
+        assert speed["tokens_per_s"] >= speed["useful_tokens_per_s"] > 0 and speed["tflops"] > 0
+        assert "mfu" not in speed, "the config names no accelerator"
+        assert speed["xla_compiles"] > 0 and speed["compile_seconds"] > 0
         assert {"reward", "mixed_share", "grad_norm", "compiles", "engine_compiles"} <= row.keys()
     assert any(row["update_skipped"] == 0 and row["grad_norm"] > 0 for row in erpo), "no step had a gradient"
     assert all(row["logprob_gap_mean"] < 1e-3 for row in erpo if row["tokens"]), "engine and learner disagree"
