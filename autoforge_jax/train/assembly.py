@@ -188,9 +188,13 @@ class Assembly:
         store = self.store(phase)
         if store.latest() is None:
             return None
-        return store.restore(
-            self.fresh_state(phase), config_hash=self._key(phase), bundle_hashes=self._bundle_hashes
-        )
+
+        # Shapes are enough on one device; on a mesh the state is made to have its shardings.
+        def make() -> TrainState:
+            return self.fresh_state(phase)
+
+        template = jax.eval_shape(make) if self.layout is None else make()
+        return store.restore(template, config_hash=self._key(phase), bundle_hashes=self._bundle_hashes)
 
     def _key(self, phase: str) -> str:
         return self.run.keys["warm start" if phase == "sft" else "erpo"]
