@@ -249,9 +249,13 @@ class Assembly:
                 f"(checksum {latest.meta.extra.get(FROZEN)}, expected {self._frozen_checksum}); restore that "
                 "folder or start a new run"
             )
-        return store.restore(
-            self.fresh_state(phase), config_hash=self._key(phase), bundle_hashes=self._bundle_hashes
-        )
+
+        # Shapes are enough on one device; on a mesh the state is made to have its shardings.
+        def make() -> TrainState:
+            return self.fresh_state(phase)
+
+        template = jax.eval_shape(make) if self.layout is None else make()
+        return store.restore(template, config_hash=self._key(phase), bundle_hashes=self._bundle_hashes)
 
     @cached_property
     def _frozen_checksum(self) -> int:

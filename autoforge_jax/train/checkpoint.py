@@ -26,11 +26,13 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
+from jax.sharding import SingleDeviceSharding
 
 from autoforge_jax.errors import CheckpointError
-from autoforge_jax.train.state import TrainState, copy_tree
+from autoforge_jax.train.state import TrainState
 
 FORMAT = 1
 _NAME = re.compile(r"step_(\d{8})")
@@ -121,7 +123,7 @@ class CheckpointStore:
         checkpoint: Checkpoint | None = None,
     ) -> tuple[TrainState, CheckpointMeta]:
         """The newest whole checkpoint (or `checkpoint`) in the structure and shardings of `template`, which
-        is left as it is.
+        is left as it is: arrays, or their shapes (`jax.eval_shape`), which take no memory.
 
         Raises CheckpointError when there is none, when it belongs to another config or other bundles (hashes
         are compared when given), or when an array's name, shape, type or checksum differs.
@@ -135,8 +137,9 @@ class CheckpointStore:
         described = _read(chosen.path)["arrays"]
         leaves = _named_leaves(template)
         _check_arrays(chosen.path, described, leaves)
+        here = SingleDeviceSharding(jax.devices()[0])
         abstract: Any = {
-            _slot(i): jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
+            _slot(i): jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding or here)
             for i, leaf in enumerate(leaves.values())
         }
         with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
@@ -146,18 +149,19 @@ class CheckpointStore:
                     item=abstract, restore_args=ocp.checkpoint_utils.construct_restore_args(abstract)
                 ),
             )
-        values = [arrays[_slot(i)] for i in range(len(leaves))]
-        for entry, value in zip(described, values, strict=True):
+        values: list[jax.Array] = []
+        for index, entry in enumerate(described):
+            value = arrays.pop(_slot(index))
             if _describe(entry["path"], np.asarray(jax.device_get(value))) != entry:
                 raise CheckpointError(
                     f"{chosen.path}: array {entry['path']} does not have the bytes that were saved; delete "
                     "this folder to go on "
                     "from the one before"
                 )
-        state = jax.tree.unflatten(jax.tree.structure(template), values)
-        # Restored arrays may borrow memory of the reader, which cannot be donated: copy once into buffers of
-        # our own.
-        return copy_tree(state), chosen.meta
+            # Restored arrays may borrow memory of the reader, which cannot be donated: copied into buffers
+            # of our own, one at a time, so that the state is never in memory twice.
+            values.append(jnp.array(value, copy=True))
+        return jax.tree.unflatten(jax.tree.structure(template), values), chosen.meta
 
     def _whole(self) -> list[Checkpoint]:
         found = (

@@ -181,7 +181,10 @@ class Bindings(Runner):
             compared += len(values)
             best = min(values) if node.order == "min" else max(values)
             if values.count(best) != 1:
-                return f"{values.count(best)} records share the {node.order} of {node.over}: {best!r}", compared
+                return (
+                    f"{values.count(best)} records share the {node.order} of {node.over}: {best!r}",
+                    compared,
+                )
         return "", compared
 
 

@@ -164,7 +164,9 @@ class Duplicates:
         detail = "" if known is None else f"same instruction as {known}"
         if known is None:
             known = next((n for mask in _masks(task, words) if (n := self._near.get(mask)) is not None), None)
-            detail = "" if known is None else f"same calls as {known}, and the instruction differs in one word"
+            detail = (
+                "" if known is None else f"same calls as {known}, and the instruction differs in one word"
+            )
         return GateResult(gate="duplicate", passed=known is None, tried=self._noted, detail=detail)
 
     def note(self, task: Task) -> None:

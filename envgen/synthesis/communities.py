@@ -117,9 +117,7 @@ def _joined(
 
 
 def _ties(graph: nx.Graph[str], one: set[str], other: set[str]) -> int:
-    return sum(
-        int(data["weight"]) for a, b, data in graph.edges(one, data=True) if a in other or b in other
-    )
+    return sum(int(data["weight"]) for a, b, data in graph.edges(one, data=True) if a in other or b in other)
 
 
 def _stands(doc: ToolDoc, draft: EnvironmentDraft, part: set[str]) -> bool:
@@ -136,7 +134,9 @@ def _closed(draft: EnvironmentDraft, part: set[str]) -> set[str]:
     semantics = {s.tool: s for s in draft.semantics}
     tools = set(part)
     while True:
-        shown = {o.collection for t in tools for o in semantics[t].outputs if _shows(draft, semantics[t], o.field)}
+        shown = {
+            o.collection for t in tools for o in semantics[t].outputs if _shows(draft, semantics[t], o.field)
+        }
         missing = sorted({c for t in tools for c in _keys_needed(draft, semantics[t])} - shown)
         joined = next((t for c in missing if (t := _lister(draft, semantics, c, tools))), None)
         if joined is None:
@@ -155,7 +155,10 @@ def _lister(
     options = [
         s
         for s in semantics.values()
-        if s.many and s.collection == collection and s.tool not in tools and any(o.field == key for o in s.outputs)
+        if s.many
+        and s.collection == collection
+        and s.tool not in tools
+        and any(o.field == key for o in s.outputs)
     ]
     return min(options, key=lambda s: (s.verb != "list", len(s.scope))).tool if options else ""
 

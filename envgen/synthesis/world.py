@@ -276,6 +276,8 @@ def _full(world: World, collection: Collection, made: int) -> bool:
     """A set of others' keys holds at most half of them: something is left to add."""
     key = next((f for f in collection.fields if f.name == collection.key), None)
     return key is not None and bool(key.references) and made >= max(1, len(world.state[key.references]) // 2)
+
+
 def page_of(catalog: Catalog, collection: str) -> int:
     """Records that every list of a collection shows on one page when it is not told a size."""
     sizes = [

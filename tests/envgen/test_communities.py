@@ -63,8 +63,14 @@ def test_a_part_stands_alone_and_accounts_for_the_rest() -> None:
 
 
 def test_a_family_that_cannot_stand_joins_its_neighbour_with_what_it_needs() -> None:
-    lone = ToolSpec(name="delete_badge", pointer="/x", params=(FieldSpec(name="badge_id", type="string", required=True),))
-    made = ToolSpec(name="create_badge", pointer="/y", params=tuple(FieldSpec(name=n, type="string", required=True) for n in ("farm_id", "name")))
+    lone = ToolSpec(
+        name="delete_badge", pointer="/x", params=(FieldSpec(name="badge_id", type="string", required=True),)
+    )
+    made = ToolSpec(
+        name="create_badge",
+        pointer="/y",
+        params=tuple(FieldSpec(name=n, type="string", required=True) for n in ("farm_id", "name")),
+    )
     doc = doc_of(family("farm"), family("ship"), [made, lone])
     draft = propose(doc)
     found = communities(doc, draft)
@@ -90,7 +96,9 @@ def test_the_largest_document(shared_tooldocs: Path) -> None:
     assert all(len(c.tools) < len(draft.semantics) for c in found)
 
 
-def test_synth_writes_one_bundle_for_each_or_a_chosen_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_synth_writes_one_bundle_for_each_or_a_chosen_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     from envgen.cli.communities import synth_communities
 
     doc = doc_of(family("farm"), family("barn", "farm"), family("ship"), family("cabin", "ship"))

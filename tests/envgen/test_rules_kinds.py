@@ -68,7 +68,12 @@ def game(draft: EnvironmentDraft) -> Play:
     orders = {"11": {"order_id": 11, "code": "C1", "amount": 2}}
     return Play(
         draft,
-        {"crates": crates, "worklist_entries": {"C2": {"crate": "C2"}}, "accounts": {"self": account}, "orders": orders},
+        {
+            "crates": crates,
+            "worklist_entries": {"C2": {"crate": "C2"}},
+            "accounts": {"self": account},
+            "orders": orders,
+        },
     )
 
 
@@ -81,14 +86,18 @@ def test_a_read_by_natural_key(draft: EnvironmentDraft) -> None:
     assert game(draft)("get_crate_info", code="C2") == {"weight": 9, "volume": 3}
     with pytest.raises(ToolError, match="No crate C9"):
         game(draft)("get_crate_info", code="C9")
-    zone = next(f for c in draft.state_schema.collections if c.name == "crates" for f in c.fields if f.name == "zone")
+    zone = next(
+        f for c in draft.state_schema.collections if c.name == "crates" for f in c.fields if f.name == "zone"
+    )
     assert "assumption" in zone.provenance and zone.provenance.startswith("/zone")
 
 
 def test_lists_of_keys(draft: EnvironmentDraft) -> None:
     play = game(draft)
     assert play("get_available_crates", zone="north") == {"crate_list": ["C1", "C3"]}
-    assert play("filter_crates_by_weight", crates=["C1", "C2", "C3"], min_weight=6, max_weight=9) == {"filtered": ["C2", "C3"]}
+    assert play("filter_crates_by_weight", crates=["C1", "C2", "C3"], min_weight=6, max_weight=9) == {
+        "filtered": ["C2", "C3"]
+    }
     assert play("filter_crates_by_weight", crates=["C1"], min_weight=6, max_weight=9) == {"filtered": []}
     assert play("get_order_history") == {"order_history": [11]}
 
@@ -122,7 +131,9 @@ def test_amounts(draft: EnvironmentDraft) -> None:
 
 
 def test_a_text_that_names_a_record_is_a_reference(draft: EnvironmentDraft) -> None:
-    code = next(f for c in draft.state_schema.collections if c.name == "orders" for f in c.fields if f.name == "code")
+    code = next(
+        f for c in draft.state_schema.collections if c.name == "orders" for f in c.fields if f.name == "code"
+    )
     assert code.references == "crates"
     with pytest.raises(ToolError, match="No crate C9"):
         game(draft)("place_order", code="C9", amount=1)
@@ -145,7 +156,10 @@ def test_numbers_per_value_and_parts_of_a_record() -> None:
             ),
         )
     )  # fmt: skip
-    pets = {str(n): {"id": n, "name": f"p{n}", "status": s} for n, s in enumerate(("sold", "available", "sold"), 1)}
+    pets = {
+        str(n): {"id": n, "name": f"p{n}", "status": s}
+        for n, s in enumerate(("sold", "available", "sold"), 1)
+    }
     assert Play(draft, {"pets": pets})("getInventory") == {"available": 1, "sold": 2}
 
     users = propose(
@@ -164,7 +178,9 @@ def test_numbers_per_value_and_parts_of_a_record() -> None:
             ),
         )
     )  # fmt: skip
-    play = Play(users, {"users": {"U1": {"userId": "U1", "profileData": {"a": 1}}}, "roles": {"R1": {"roleId": "R1"}}})
+    play = Play(
+        users, {"users": {"U1": {"userId": "U1", "profileData": {"a": 1}}}, "roles": {"R1": {"roleId": "R1"}}}
+    )
     assert play("getUserProfile", userId="U1") == {"userProfile": {"a": 1}}
     play("assignUserRole", userId="U1", roleId="R1")
     assert play.table("users")["U1"]["roleId"] == "R1"

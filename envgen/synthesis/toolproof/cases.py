@@ -114,7 +114,9 @@ class CaseMaker:
             yield "everything at once", self._arguments(state, target, optional=True)
             for binding in self.bindings:
                 if binding.param not in least and not self._needed(binding):
-                    yield from self._with(least, "one optional argument", binding, self._fit(state, binding, target))
+                    yield from self._with(
+                        least, "one optional argument", binding, self._fit(state, binding, target)
+                    )
             yield from self._kept(state, target, least)
         yield from self._pages(state, targets[0])
         yield from self._orders(state, targets[0])
@@ -180,7 +182,9 @@ class CaseMaker:
         parent = self._parent(binding, item)
         if parent and binding.op == "in":
             keys = [r[self.schema.collection(parent).key] for r in state.get(parent, {}).values()]
-            yield from (("some of them", keys[first:last]) for first, last in ((0, 1), (0, 2), (1, 9), (0, 99)))
+            yield from (
+                ("some of them", keys[first:last]) for first, last in ((0, 1), (0, 2), (1, 9), (0, 99))
+            )
             yield "none of them", ["ZZ987"]
             return
         if parent:
@@ -204,7 +208,9 @@ class CaseMaker:
         for _ in range(2):
             yield "a fresh value", self._fresh(binding, item)
 
-    def _edges(self, binding: ParamBinding, item: StateField | None, held: list[Any]) -> Iterator[tuple[str, Any]]:
+    def _edges(
+        self, binding: ParamBinding, item: StateField | None, held: list[Any]
+    ) -> Iterator[tuple[str, Any]]:
         flat = [v for h in held for v in (cast("list[Any]", h) if isinstance(h, list) else [h])]
         flat = [v.get("name") if isinstance(v, dict) else v for v in flat][:4]  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
         options: list[Any] = list(item.enum) if item is not None else []
@@ -328,7 +334,11 @@ def sample(schema: dict[str, Any], rng: random.Random, depth: int = 0) -> Any:
         case "boolean":
             return rng.random() < 0.5
         case "array":
-            return [] if depth > 2 else [v for v in [sample(schema.get("items") or {}, rng, depth + 1)] if v is not None]
+            return (
+                []
+                if depth > 2
+                else [v for v in [sample(schema.get("items") or {}, rng, depth + 1)] if v is not None]
+            )
         case "object":
             members: dict[str, Any] = schema.get("properties") or {}
             must = set(cast("list[str]", schema.get("required") or [])) or set(list(members)[:1])
