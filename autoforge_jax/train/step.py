@@ -113,7 +113,7 @@ class PolicyObjective:
     @classmethod
     def from_config(cls, config: ERPOConfig, temperature: float) -> PolicyObjective:
         """`temperature` is the rollouts' (`rollout.temperature`)."""
-        names = ("ratio", "clip_low", "clip_high", "aggregation", "kl_coefficient", "kl_target")
+        names = PolicyLossConfig.__dataclass_fields__
         return cls(PolicyLossConfig(**{name: getattr(config, name) for name in names}), temperature)
 
     @property
@@ -138,6 +138,8 @@ class PolicyObjective:
             sample_loss_tokens=batch.sample_loss_tokens,
             entropy=tokens.entropy,
             ref_logprobs=batch.ref_logprobs,
+            old_logprobs=batch.old_logprobs,
+            staleness=batch.staleness,
         )
         return policy_loss(inputs, self.loss, denominator)
 
@@ -345,6 +347,33 @@ def batch_logprobs(
     )
 
 
+class LogprobPass:
+    """Log-probs of batches under given parameters, without a gradient: one program for all calls."""
+
+    def __init__(
+        self,
+        forward: Forward,
+        temperature: float,
+        *,
+        chunk_size: int = DEFAULT_CHUNK,
+        layout: Layout | None = None,
+    ) -> None:
+        self._layout = layout
+
+        def logprobs(params: Params, batch: Batch) -> jax.Array:
+            with on_layout(layout):
+                return batch_logprobs(forward, params, batch, temperature, chunk_size).logprobs
+
+        self._function = jax.jit(logprobs, out_shardings=None if layout is None else layout.rows)
+
+    def __call__(self, params: Params, batches: Sequence[Batch]) -> list[tuple[Batch, jax.Array]]:
+        """Each batch (on a mesh: placed on it) with its log-probs [rows, tokens], 0 off the loss mask."""
+        if self._layout is not None:
+            layout = self._layout
+            batches = [layout.place(batch, jax.tree.map(layout.of_rows, batch)) for batch in batches]
+        return [(batch, self._function(params, batch)) for batch in batches]
+
+
 class ReferenceLogprobs:
     """Fills `ref_logprobs` of batches under fixed parameters (the policy before ERPO). Keeps a copy of
     `params`' references only: hand it arrays that no step donates.
@@ -360,20 +389,11 @@ class ReferenceLogprobs:
         layout: Layout | None = None,
     ) -> None:
         self._params = params
-        self._layout = layout
-
-        def logprobs(params: Params, batch: Batch) -> jax.Array:
-            with on_layout(layout):
-                return batch_logprobs(forward, params, batch, temperature, chunk_size).logprobs
-
-        self._function = jax.jit(logprobs, out_shardings=None if layout is None else layout.rows)
+        self._pass = LogprobPass(forward, temperature, chunk_size=chunk_size, layout=layout)
 
     def __call__(self, batches: Sequence[Batch]) -> list[Batch]:
         """The batches with `ref_logprobs` filled in."""
-        if self._layout is not None:
-            layout = self._layout
-            batches = [layout.place(batch, jax.tree.map(layout.of_rows, batch)) for batch in batches]
-        return [replace(batch, ref_logprobs=self._function(self._params, batch)) for batch in batches]
+        return [replace(batch, ref_logprobs=found) for batch, found in self._pass(self._params, batches)]
 
 
 def _choose(condition: jax.Array, new: Any, old: Any) -> Any:
