@@ -72,7 +72,9 @@ class RenderConfig(Section):
     """Signatures end with the tool's description. Without it the prompts of the
     example documents are 7 to 25 % shorter."""
     interleaved_thinking: bool = True
-    """Thinking of earlier turns stays in the context (METHOD.md §4)."""
+    """Thinking of earlier turns stays in the context (METHOD.md §4). `false`, the ablation: it is deleted
+    when the user speaks again, as Qwen3's template does, and the episode goes on in a new context
+    (rollout.turn_contexts)."""
     policy_in_prompt: bool = True
 
 

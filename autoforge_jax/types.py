@@ -52,6 +52,8 @@ class SampleRequest:
     prefix_length: int = 0
     """The first so many ids are shared by every session of the same environment (system prompt and tools): a
     hint."""
+    turn: int | None = None
+    """Which turn of its episode this is, from 0; None when the caller does not count."""
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from typing import Any
 import orjson
 
 from autoforge_jax.config import RenderConfig
-from autoforge_jax.errors import ConfigError, LedgerError
+from autoforge_jax.errors import LedgerError
 from autoforge_jax.rollout.signatures import json_tool, signature
 from autoforge_jax.rollout.tokenizer import (
     IM_END,
@@ -136,14 +136,7 @@ class Renderer:
     """Pieces as ids, and actions back as messages. Pieces that repeat are cached."""
 
     def __init__(self, tokenizer: PolicyTokenizer, config: RenderConfig) -> None:
-        """ConfigError for ``interleaved_thinking = false``: earlier thinking can only be dropped by changing
-        the prefix.
-        """
-        if not config.interleaved_thinking:
-            raise ConfigError(
-                "render.interleaved_thinking = false is not implemented: dropping earlier thinking changes "
-                "the context, which needs one ledger per context (planned). Set it to true"
-            )
+        """``interleaved_thinking = false`` is no business of the renderer: rollout.turn_contexts."""
         self.tokenizer = tokenizer
         self.config = config
         self.stop_ids = tokenizer.stop_ids
