@@ -81,7 +81,9 @@ class RenderConfig(Section):
     """Signatures end with the tool's description. Without it the prompts of the
     example documents are 7 to 25 % shorter."""
     interleaved_thinking: bool = True
-    """Thinking of earlier turns stays in the context (METHOD.md §4)."""
+    """Thinking of earlier turns stays in the context (METHOD.md §4). `false`, the ablation: it is deleted
+    when the user speaks again, as Qwen3's template does, and the episode goes on in a new context
+    (rollout.turn_contexts)."""
     policy_in_prompt: bool = True
 
     @property
@@ -362,6 +364,16 @@ class RolloutConfig(Section):
     max_tool_errors: int = Field(default=4, ge=1)
     max_turn_tokens: int = Field(default=96, ge=1)
     max_trajectory_tokens: int = Field(default=640, ge=16)
+    turn_timeout_s: float = Field(default=1800, gt=0)
+    """Deadline of one turn at an engine that takes turns one by one (SGLang; time in its queue counts, so
+    `sglang.request_timeout_s` is the sharper one). Past it the episode ends with `timeout`. The embedded
+    engine computes a bounded number of tokens and has none."""
+    environment_timeout_s: float = Field(default=600, gt=0)
+    """Deadline of one answer of an environment whose user or judge is a model. Past it: `timeout`. Tools have
+    limits of their own (envgen)."""
+    episode_timeout_s: float = Field(default=0, ge=0)
+    """Wall-clock seconds of one episode (0 = no limit), looked at between turns. Past it: `timeout`; such
+    episodes are left out and counted. A limit that bites makes a run depend on the machine's speed."""
     user_workers: int = Field(default=16, ge=1)
     """Episodes that wait for a model user or judge at the same time; 1 where neither is a model."""
 
@@ -381,31 +393,88 @@ class ERPOConfig(Section):
     changes made minus side effects (`envgen.runtime.explain`). Both stand in metrics and records either
     way, and evaluations report success only."""
     advantage_epsilon: float = Field(default=1e-6, ge=0)
+    baseline: Literal["group_mean", "leave_one_out"] = "group_mean"
+    """What a reward is compared with: the mean of its group, or of the others of its group."""
+    environment_std: Literal["batch", "running"] = "batch"
+    """With `advantage = "environment"`: the standard deviation of this batch (eq. 4), or an exponentially
+    weighted one over the batches so far (data.running_std), for batches with few groups per environment."""
+    environment_std_decay: float = Field(default=0.9, gt=0, lt=1)
+    """`running` only: what a step leaves of the moments before it."""
+    mask_user_errors: bool = True
+    """MEU (METHOD.md §4): leave trajectories with a user error out of means, std, loss and denominators.
+    `false` is the ablation: they count with the reward they got."""
+    overlong: Literal["keep", "mask", "penalty"] = "keep"
+    """Trajectories that ran out of tokens (of the turn, or of the whole): `keep` their reward, which is 0
+    unless the task was done by then; `mask`: left out and counted, as user errors are; `penalty`: every
+    trajectory loses up to `overlong_penalty` of its reward over its last `overlong_buffer_tokens` tokens."""
+    overlong_buffer_tokens: int = Field(default=64, ge=1)
+    """`penalty` only: the penalty grows from 0, this many tokens before the limit, to all of it there."""
+    overlong_penalty: float = Field(default=0.5, gt=0)
+    environment_weights: dict[str, float] = {}
+    """Bundle name -> share of the groups, in proportion; environments that are not named have 1, and 0
+    leaves one out. Empty: all alike."""
     dynamic_sampling: bool = True
     """Leave out tasks whose rollouts all have the same reward: they carry no signal."""
     sampling_budget: float = Field(default=2.0, ge=1)
     """At most `sampling_budget × tasks_per_step` groups are rolled out in a step; then the step uses what
-    there is."""
+    there is (no group with a signal: a skipped update), and the metric `rollout/budget_spent` is 1."""
+    max_staleness: int = Field(default=0, ge=0)
+    """Oldest weights that a token learned from may come from, in policy versions, checked when a group is
+    used. 0: strictly on-policy, rollouts and updates take turns, a run can be repeated bit by bit. Above 0:
+    rollouts go on while the learner works (rollout.overlap), and timing decides which weights sampled what.
+    """
     task_sampling: Literal["uniform", "learnability"] = "uniform"
     """`learnability`: tasks are drawn in proportion to the variance p (1 - p) of success seen for their kind
     (rollout.curriculum); `uniform`: all alike."""
     minibatches: int = Field(default=1, ge=1)
     """Optimiser updates per collected batch."""
     ratio: Literal["token", "sequence"] = "token"
+    """One importance ratio per token, or per trajectory (eq. 2)."""
+    ratio_length_normalised: bool = True
+    """`sequence` only: the ratio is that of the mean log-prob per token (GSPO), not of the sum."""
+    old_policy: Literal["engine", "learner"] = "engine"
+    """What the ratio is taken against: the log-probs that the engine reported, or the learner's own of the
+    same tokens, computed before the first update of the step (one more forward pass)."""
+    correction: Literal["none", "token", "sequence"] = "none"
+    """With `old_policy = "learner"`: importance weight learner / engine on top of the ratio, per token or
+    per trajectory (the product), truncated at `correction_cap`."""
+    correction_cap: float = Field(default=2.0, gt=0)
+    reject_sequence_gap: float = Field(default=0.0, ge=0)
+    """With `old_policy = "learner"`: a trajectory whose mean |engine − learner log-prob| is above this, in
+    nats, is left out of loss and denominators and counted (0 = none)."""
     clip_low: float = Field(default=0.2, gt=0)
     clip_high: float = Field(default=0.28, gt=0)
     aggregation: Literal["token_mean", "sequence_mean"] = "token_mean"
     kl_coefficient: float = Field(default=0.0, ge=0)
     kl_target: Literal["reference", "rollout"] = "reference"
+    """The policy before ERPO, or the one that the ratio is taken against (`old_policy`)."""
     min_groups_per_environment: int = Field(default=1, ge=1)
+    """Of an environment with fewer groups in a batch none is learned from; one that is short of groups is
+    drawn from first."""
     max_agreement_gap: float = Field(default=0.1, gt=0)
-    """Mean |engine − learner log-prob| in nats, before the first update of a step, above which training stops
-    with an error."""
+    """Mean |engine − learner log-prob| in nats on tokens of the learner's own version, before the first
+    update of a step, above which training stops with an error."""
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1.5e-4, warmup_steps=5)
     checkpoint_every: int = Field(default=10, ge=1)
     keep_checkpoints: int = Field(default=2, ge=1)
     eval_every: int = Field(default=0, ge=0)
     """Held-out evaluation every so many steps (0 = only before and after)."""
+
+    @model_validator(mode="after")
+    def _options_fit(self) -> ERPOConfig:
+        if self.old_policy == "engine" and (self.correction != "none" or self.reject_sequence_gap):
+            raise ValueError(
+                f"correction is {self.correction!r}, reject_sequence_gap {self.reject_sequence_gap:g}: both "
+                "compare the learner's old log-probs with the engine's; set old_policy to learner"
+            )
+        if self.environment_std == "running" and self.advantage != "environment":
+            raise ValueError(
+                f'environment_std is "running" and advantage {self.advantage!r}; it belongs to "environment"'
+            )
+        bad = {name: weight for name, weight in self.environment_weights.items() if not weight >= 0}
+        if bad or (self.environment_weights and not any(self.environment_weights.values())):
+            raise ValueError(f"environment_weights are {self.environment_weights}, expected some above 0")
+        return self
 
 
 class EvalConfig(Section):

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 from autoforge_jax.config import RenderConfig
-from autoforge_jax.errors import ConfigError
 from autoforge_jax.rollout.formats.choose import chat_format
 from autoforge_jax.rollout.formats.port import Piece, Special
 from autoforge_jax.rollout.tokenizer import PolicyTokenizer
@@ -22,14 +21,7 @@ class Renderer:
     """Pieces as ids, and actions back as messages. Pieces that repeat are cached."""
 
     def __init__(self, tokenizer: PolicyTokenizer, config: RenderConfig) -> None:
-        """ConfigError for ``interleaved_thinking = false``: earlier thinking can only be dropped by changing
-        the prefix.
-        """
-        if not config.interleaved_thinking:
-            raise ConfigError(
-                "render.interleaved_thinking = false is not implemented: dropping earlier thinking changes "
-                "the context, which needs one ledger per context (planned). Set it to true"
-            )
+        """``interleaved_thinking = false`` is no business of the renderer: rollout.turn_contexts."""
         self.tokenizer = tokenizer
         self.config = config
         self.format = chat_format(config)

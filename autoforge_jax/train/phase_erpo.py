@@ -6,18 +6,30 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import jax
+
+from autoforge_jax.data.batch import Batch
+from autoforge_jax.data.running_std import RunningStd
+from autoforge_jax.errors import TrainingError
 from autoforge_jax.rollout.collect import Collection, collect
 from autoforge_jax.rollout.curriculum import SuccessRecord
 from autoforge_jax.rollout.episode import TaskItem
 from autoforge_jax.train.assembly import Assembly
 from autoforge_jax.train.disk_sync import server_metrics
-from autoforge_jax.train.erpo import ERPOLearner, run_erpo
+from autoforge_jax.train.erpo import ERPOLearner, Rollouts, run_erpo
 from autoforge_jax.train.interrupt import StopFlag
 from autoforge_jax.train.metrics import MetricsLog, Reporter, TimeSplit, rewind_jsonl
 from autoforge_jax.train.records import append_rows, sample_groups, trajectory_row
 from autoforge_jax.train.state import Params, TrainState, copy_tree
-from autoforge_jax.train.step import PolicyObjective, ReferenceLogprobs, make_train_step
+from autoforge_jax.train.step import (
+    LogprobPass,
+    OldLogprobs,
+    PolicyObjective,
+    ReferenceLogprobs,
+    make_train_step,
+)
 from autoforge_jax.types import Trajectory, TrajectoryGroup
 
 PHASE = "erpo"
@@ -25,6 +37,8 @@ KEPT_PER_STEP = 6
 """Trajectories of a step that go to trajectories.jsonl."""
 RECORD = "success_record"
 """Name of the record of `erpo.task_sampling = "learnability"` in a checkpoint's cursor."""
+RUNNING_STD = "running_std"
+"""Name of the moments of `erpo.environment_std = "running"` there."""
 EvaluateStep = Callable[[int, Params], None]
 """(steps done, parameters): the evaluation between steps (`erpo.eval_every`)."""
 
@@ -64,16 +78,40 @@ def train_erpo(
             layout=assembly.layout,
         )
     meter, trace = assembly.meter(), assembly.trace(PHASE)
-    learner = ERPOLearner(
-        train_step, config.erpo, config.batch, assembly.renderer.tokenizer.pad_id, reference, meter.seen
-    )
+    old: OldLogprobs | None = None
+    if config.erpo.old_policy == "learner":
+        if jax.process_count() > 1:
+            raise TrainingError(
+                f'erpo.old_policy = "learner" with {jax.process_count()} processes: each holds a part of a '
+                'batch\'s log-probs only. Set it to "engine"'
+            )
+        learner_pass = LogprobPass(assembly.forward, config.rollout.temperature, layout=assembly.layout)
+
+        def from_learner(params: Params, batches: Sequence[Batch]) -> list[tuple[Batch, jax.Array]]:
+            return learner_pass(assembly.for_forward(params), batches)
+
+        old = from_learner
+
     restored = assembly.restore("erpo")
     state, start = (
         (restored[0], restored[1].step) if restored else (assembly.fresh_state("erpo", warm_params), 0)
     )
-    record = None
+    cursor = restored[1].cursor if restored else {}
+    record = running = None
     if config.erpo.task_sampling == "learnability":
-        record = SuccessRecord.from_json(restored[1].cursor.get(RECORD, {}) if restored else {})
+        record = SuccessRecord.from_json(cursor.get(RECORD, {}))
+    if config.erpo.environment_std == "running":
+        running = RunningStd.from_json(config.erpo.environment_std_decay, cursor.get(RUNNING_STD, {}))
+    learner = ERPOLearner(
+        train_step,
+        config.erpo,
+        config.batch,
+        assembly.renderer.tokenizer.pad_id,
+        reference=reference,
+        old=old,
+        running=running,
+        on_batches=meter.seen,
+    )
     log.rewind(PHASE, start)
     rewind_jsonl(assembly.run.trajectories, lambda row: row["stage"] != PHASE or row["step"] <= start)
     times = TimeSplit()
@@ -84,7 +122,7 @@ def train_erpo(
     with reporter.bar(PHASE, config.erpo.steps) as bar:
         bar.update(start)
 
-        def roll_out(step: int, state: TrainState) -> Sequence[TrajectoryGroup]:
+        def roll_out(step: int, state: TrainState) -> Rollouts:
             nonlocal collected
             with times.measure("sync"):
                 assembly.sync(state.params, warm_steps + step)
@@ -112,7 +150,7 @@ def train_erpo(
                 )
             if record is not None:
                 record.update(collected.groups)
-            return collected.groups
+            return Rollouts(collected.groups)
 
         def on_step(
             done: int, state: TrainState, metrics: dict[str, float], groups: Sequence[TrajectoryGroup]
@@ -131,7 +169,11 @@ def train_erpo(
             due = done % config.erpo.checkpoint_every == 0 or done == config.erpo.steps or stopping
             if due:
                 with times.measure("checkpoint"):
-                    cursor = {} if record is None else {RECORD: record.to_json()}
+                    cursor: dict[str, Any] = {}
+                    if record is not None:
+                        cursor[RECORD] = record.to_json()
+                    if running is not None:
+                        cursor[RUNNING_STD] = running.to_json()
                     assembly.save("erpo", state, done, warm_steps + done, cursor)
             trace.reached(done)
             speed = meter.take(learned) | assembly.machine_metrics()
@@ -142,14 +184,9 @@ def train_erpo(
                 "engine_compiles": assembly.engine.stats()["compiles"],
             }
             if config.rollout.engine == "sglang" and assembly.last_sync is not None:
-<<<<<<< HEAD
                 compiles |= server_metrics(assembly.last_sync, assembly.engine.stats())
-            log.write(PHASE, done, metrics | collected.metrics | compiles | {"seconds": seconds})
-=======
-                compiles["sync_bytes"] = assembly.last_sync.bytes
             measured = {"seconds": seconds, "speed": speed}
             log.write(PHASE, done, metrics | collected.metrics | compiles | measured)
->>>>>>> work-e2
             rewards.append(metrics["reward"])
             recent = rewards[-5:]
             bar.update(

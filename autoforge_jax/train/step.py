@@ -10,7 +10,7 @@ state and `step` stay, `skipped` grows by one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -124,7 +124,7 @@ class PolicyObjective:
     @classmethod
     def from_config(cls, config: ERPOConfig, temperature: float) -> PolicyObjective:
         """`temperature` is the rollouts' (`rollout.temperature`)."""
-        names = ("ratio", "clip_low", "clip_high", "aggregation", "kl_coefficient", "kl_target")
+        names = PolicyLossConfig.__dataclass_fields__
         return cls(PolicyLossConfig(**{name: getattr(config, name) for name in names}), temperature)
 
     @property
@@ -155,6 +155,8 @@ class PolicyObjective:
             sample_loss_tokens=batch.sample_loss_tokens,
             entropy=tokens.entropy,
             ref_logprobs=batch.ref_logprobs,
+            old_logprobs=batch.old_logprobs,
+            staleness=batch.staleness,
         )
         return policy_loss(inputs, self.loss, denominator)
 
@@ -369,6 +371,37 @@ def make_train_step(
     return TrainStep(forward, optimizer, objective, chunk_size=chunk_size, layout=layout, frozen=frozen)
 
 
+OldLogprobs = Callable[[Params, Sequence[Batch]], list[tuple[Batch, jax.Array]]]
+"""What a `LogprobPass` is to those who call it; with adapters, one that puts the model beside them first."""
+
+
+class LogprobPass:
+    """Log-probs of batches under given parameters, without a gradient: one program for all calls."""
+
+    def __init__(
+        self,
+        forward: Forward,
+        temperature: float,
+        *,
+        chunk_size: int = DEFAULT_CHUNK,
+        layout: Layout | None = None,
+    ) -> None:
+        self._layout = layout
+
+        def logprobs(params: Params, batch: Batch) -> jax.Array:
+            with on_layout(layout):
+                return batch_logprobs(forward, params, batch, temperature, chunk_size).logprobs
+
+        self._function = jax.jit(logprobs, out_shardings=None if layout is None else layout.rows)
+
+    def __call__(self, params: Params, batches: Sequence[Batch]) -> list[tuple[Batch, jax.Array]]:
+        """Each batch (on a mesh: placed on it) with its log-probs [rows, tokens], 0 off the loss mask."""
+        if self._layout is not None:
+            layout = self._layout
+            batches = [layout.place(batch, jax.tree.map(layout.of_rows, batch)) for batch in batches]
+        return [(batch, self._function(params, batch)) for batch in batches]
+
+
 class ReferenceLogprobs:
     """Fills `ref_logprobs` of batches under fixed parameters (the policy before ERPO). Keeps a copy of
     `params`' references only: hand it arrays that no step donates.
@@ -384,20 +417,11 @@ class ReferenceLogprobs:
         layout: Layout | None = None,
     ) -> None:
         self._params = params
-        self._layout = layout
-
-        def logprobs(params: Params, batch: Batch) -> jax.Array:
-            with on_layout(layout):
-                return batch_logprobs(forward, params, batch, temperature, chunk_size).logprobs
-
-        self._function = jax.jit(logprobs, out_shardings=None if layout is None else layout.rows)
+        self._pass = LogprobPass(forward, temperature, chunk_size=chunk_size, layout=layout)
 
     def __call__(self, batches: Sequence[Batch]) -> list[Batch]:
         """The batches with `ref_logprobs` filled in."""
-        if self._layout is not None:
-            layout = self._layout
-            batches = [layout.place(batch, jax.tree.map(layout.of_rows, batch)) for batch in batches]
-        return [replace(batch, ref_logprobs=self._function(self._params, batch)) for batch in batches]
+        return [replace(batch, ref_logprobs=found) for batch, found in self._pass(self._params, batches)]
 
 
 def _choose(condition: jax.Array, new: Any, old: Any) -> Any:
