@@ -17,11 +17,11 @@ class CompileClock:
         self.count = 0
         self.seconds = 0.0
 
-    def heard(self, event: str, seconds: float, **_: Any) -> None:
+    def heard(self, event: str, duration_secs: float, **_: Any) -> None:
         """Listener of `jax.monitoring`."""
         if event == "/jax/core/compile/backend_compile_duration":
             self.count += 1
-            self.seconds += seconds
+            self.seconds += duration_secs
 
 
 @cache
