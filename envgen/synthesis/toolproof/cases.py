@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import date
@@ -11,6 +12,7 @@ from typing import Any, cast
 import orjson
 
 from envgen.synthesis.catalog import Catalog, narrow
+from envgen.synthesis.choices import Needs
 from envgen.synthesis.schema import field_of, paging_kind, place_argument
 from envgen.synthesis.values import ValueMaker, ValuePool
 from envgen.synthesis.world import build_world
@@ -43,13 +45,12 @@ def worlds(catalog: Catalog, seed: int, count: int = WORLDS) -> list[StateData]:
     """Small whole states of an environment, for all of its tools. Deterministic from ``seed``."""
     collections = catalog.schema.collections
     names = [(c.name, f.name) for c in collections for f in c.fields]
-    busy = {c.name for c in collections}
     states: list[StateData] = []
     for number in range(count):
         rng = random.Random(f"toolproof/{seed}/{number}")
         maker = ValueMaker(ValuePool(seed), rng, TODAY)
         needs = set(names) if number % 2 == 0 else {name for name in names if rng.random() < 0.5}
-        states.append(build_world(catalog, maker, rng, needs, busy).state)
+        states.append(build_world(catalog, maker, rng, Needs(needs, Counter(c.name for c in collections))).state)
     return states
 
 
