@@ -60,6 +60,9 @@ class Fitting:
                 if not others:
                     raise Unfit(f"nowhere to put the {children} of {key}")
                 child[foreign_key] = self.rng.choice(others)
+                known = self.catalog.collections[children]
+                parents = parents_of(self.catalog, self.world, known, child)
+                self.sense.repair(children, child, parents, self.rng)
 
     def _other(self, collection: str, field_name: str, value: Any) -> Any:
         held = self.catalog.fields[collection, field_name]

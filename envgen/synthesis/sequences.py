@@ -60,7 +60,7 @@ class ShapeSampler(PickSampler):
             if plan is None:
                 return None
             values.append(plan)
-        asked = values
+        asked = tuple(values)
         several = target is not None and target.selector.kind == "filter"
         plans = self._values(
             writer,
