@@ -21,7 +21,7 @@ from envgen.synthesis.difficulty import LEVELS, difficulty, level_of, parse_leve
 from envgen.synthesis.graph import build_graph
 from envgen.synthesis.pipeline import make_bundle
 from envgen.synthesis.solver import PERFECT, ScriptedSolver, Skill, success_rates
-from envgen.types import ToolEdge
+from envgen.types import EnvLimits, ToolEdge
 from tests.envgen.mock_domain import DOC, mock_draft
 
 
@@ -160,6 +160,13 @@ def test_traits_are_those_of_the_reference() -> None:
     hard = [t.traits for t in made.tasks if t.difficulty >= 4 and t.traits]
     easy = [t.traits for t in made.tasks if t.difficulty <= 2 and t.traits]
     assert sum(t.demands for t in hard) / len(hard) > sum(t.demands for t in easy) / len(easy)
+
+
+def test_the_default_budgets_leave_room_for_the_hardest_tasks() -> None:
+    limits, hardest = EnvLimits(), LEVELS[-1]
+    steps = hardest.calls[1] + hardest.hidden_most + 1
+    assert limits.max_turns >= 1.5 * steps and limits.max_tool_calls >= 1.5 * hardest.calls[1]
+    assert all(len(task.reference) + 1 <= steps for task in bundle().tasks)
 
 
 def test_a_solver_without_limits_solves_everything_and_one_without_skill_nothing() -> None:
