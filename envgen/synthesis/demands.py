@@ -309,6 +309,13 @@ class Chooser(Fitting):
         return self._followed(owner, behind, rest) if behind is not None else None
 
     # ------------------------------------------------------------------------------------------ values
+    def _there_already(self, plan: ValuePlan, semantics: ToolSemantics, choice: Choice) -> bool:
+        """True when a create tool would make a record that has the key of one there is."""
+        key = self.catalog.collections[semantics.collection].key
+        if semantics.verb != "create" or plan.kind != "key" or plan.binding.field != key:
+            return False
+        return str(choice.anchor.get(choice.pick.answer)) in self.world.state[semantics.collection]
+
     def _value(
         self,
         plan: ValuePlan,
@@ -320,6 +327,10 @@ class Chooser(Fitting):
     ) -> Value:
         if plan.pick is not None:
             choice = self.choose(plan.pick, print_)
+            for _ in range(4):  # what is on a list cannot be put there again
+                if not self._there_already(plan, semantics, choice):
+                    break
+                choice = self.choose(plan.pick, print_)
             if plan.kind in ("key", "copy"):
                 value = choice.anchor.get(plan.pick.answer)
                 if value is None:
