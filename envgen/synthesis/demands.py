@@ -309,13 +309,6 @@ class Chooser(Fitting):
         return self._followed(owner, behind, rest) if behind is not None else None
 
     # ------------------------------------------------------------------------------------------ values
-    def _there_already(self, plan: ValuePlan, semantics: ToolSemantics, choice: Choice) -> bool:
-        """True when a create tool would make a record that has the key of one there is."""
-        key = self.catalog.collections[semantics.collection].key
-        if semantics.verb != "create" or plan.kind != "key" or plan.binding.field != key:
-            return False
-        return str(choice.anchor.get(choice.pick.answer)) in self.world.state[semantics.collection]
-
     def _value(
         self,
         plan: ValuePlan,

@@ -150,6 +150,13 @@ class Fitting:
                         return why
         return ""
 
+    def _there_already(self, plan: ValuePlan, semantics: ToolSemantics, choice: Choice) -> bool:
+        """True when a create tool would make a record that has the key of one there is."""
+        key = self.catalog.collections[semantics.collection].key
+        if semantics.verb != "create" or plan.kind != "key" or plan.binding.field != key:
+            return False
+        return str(choice.anchor.get(choice.pick.answer)) in self.world.state[semantics.collection]
+
     def _current(self, target: Choice, semantics: ToolSemantics, field_name: str) -> Any:
         record = self.world.state[semantics.collection].get(str(target.anchor.get(target.pick.answer)), {})
         return record.get(field_name)
