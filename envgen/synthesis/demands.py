@@ -320,6 +320,10 @@ class Chooser(Fitting):
     ) -> Value:
         if plan.pick is not None:
             choice = self.choose(plan.pick, print_)
+            for _ in range(4):  # what is on a list cannot be put there again
+                if not self._there_already(plan, semantics, choice):
+                    break
+                choice = self.choose(plan.pick, print_)
             if plan.kind in ("key", "copy"):
                 value = choice.anchor.get(plan.pick.answer)
                 if value is None:

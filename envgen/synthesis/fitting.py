@@ -60,6 +60,9 @@ class Fitting:
                 if not others:
                     raise Unfit(f"nowhere to put the {children} of {key}")
                 child[foreign_key] = self.rng.choice(others)
+                known = self.catalog.collections[children]
+                parents = parents_of(self.catalog, self.world, known, child)
+                self.sense.repair(children, child, parents, self.rng)
 
     def _other(self, collection: str, field_name: str, value: Any) -> Any:
         held = self.catalog.fields[collection, field_name]
@@ -146,6 +149,13 @@ class Fitting:
                     if why:
                         return why
         return ""
+
+    def _there_already(self, plan: ValuePlan, semantics: ToolSemantics, choice: Choice) -> bool:
+        """True when a create tool would make a record that has the key of one there is."""
+        key = self.catalog.collections[semantics.collection].key
+        if semantics.verb != "create" or plan.kind != "key" or plan.binding.field != key:
+            return False
+        return str(choice.anchor.get(choice.pick.answer)) in self.world.state[semantics.collection]
 
     def _current(self, target: Choice, semantics: ToolSemantics, field_name: str) -> Any:
         record = self.world.state[semantics.collection].get(str(target.anchor.get(target.pick.answer)), {})

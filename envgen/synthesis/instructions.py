@@ -8,7 +8,7 @@ demand has several templates (``data/phrases.json``), chosen by the task's own r
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from envgen.synthesis.catalog import field_words
 from envgen.synthesis.choices import Choice, Demand, Unfit, Value
@@ -50,8 +50,10 @@ class Speaker(Nouns):
         if value.plan.kind == "hidden":
             return f"{article(words)}{words} that I will tell you"
         said = self.value(value, words)
-        if isinstance(value.value, dict):
-            return said
+        if isinstance(value.value, dict):  # the method of a setting speaks for itself, a name does not
+            members = cast("dict[str, Any]", value.value)
+            plain = any(field_words(name)[-1:] in _PLAIN for name in members)
+            return f"{words} {said}" if plain else said
         if isinstance(value.value, bool) and value.choice is None:
             return f'"{words}" set to {said}'
         if (
@@ -140,7 +142,8 @@ class Speaker(Nouns):
         said = self.value(value, words)
         if isinstance(value.value, bool) and value.choice is None:
             return f'set "{words}" to {said} for {reference}'
-        if isinstance(value.value, (list, dict)):
+        if isinstance(value.value, (list, dict)) or value.plan.kind in ("copy", "sum"):
+            # "make the name of Mia the name of Max": which one changes?
             return f"set the {words} of {reference} to {said}"
         if value.plan.binding.field == self.catalog.collections[collection].label:
             kind = "rename"
@@ -259,6 +262,8 @@ class Speaker(Nouns):
         )
 
 
+_PLAIN = (["name"], ["title"], ["value"], ["type"], ["label"], ["description"], ["id"], ["text"])
+"""Last words of members that could be those of the record itself."""
 _STEPS = ("Then", "Next,", "Then", "Also", "After that,")
 """How the demands between the first and the last begin."""
 

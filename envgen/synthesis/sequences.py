@@ -60,7 +60,7 @@ class ShapeSampler(PickSampler):
             if plan is None:
                 return None
             values.append(plan)
-        asked = values
+        asked = tuple(values)
         several = target is not None and target.selector.kind == "filter"
         plans = self._values(
             writer,
@@ -234,7 +234,10 @@ class ShapeSampler(PickSampler):
             for locator in locators:
                 if locator.access.by_label or locator.depth > 3:
                     continue
+                told = {name for _, name in locator.access.given} | {path for path, _ in locator.access.where}
                 for shown in self._shown(locator):
+                    if shown.name in told:  # the status of the asset that was asked for as disposed
+                        continue
                     if not self._copyable(shown, held, name, writer) or not locator.needed_for(shown.name):
                         continue
                     if locator.access.single:

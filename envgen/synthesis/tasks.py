@@ -113,6 +113,9 @@ class TaskMaker:
             raise Unfit("too many calls")
         if state.delta().empty:
             raise Unfit("nothing changed")
+        asked = [word for fact in self.facts if not fact.stated for word in fact.ask_words]
+        if len(set(asked)) < len(asked):
+            raise Unfit("two hidden facts that one question asks for")
         written = [(s.tool, orjson.dumps(s.arguments)) for s in (recorder.steps[i] for i in recorder.writes)]
         if len(set(written)) < len(written):
             raise Unfit("twice the same")

@@ -19,7 +19,7 @@ from tests.envgen.mock_domain import DOC, mock_draft
 
 @cache
 def bundle() -> Bundle:
-    return make_bundle(DOC, mock_draft(), tasks=30, heldout=5, seed=2)
+    return make_bundle(DOC, mock_draft(), tasks=30, heldout=5, seed=2, levels=[1, 2])
 
 
 @cache

@@ -1,6 +1,7 @@
 """Coverage measures against counts by hand, levels, and the scripted solver."""
 
 import itertools
+import re
 from functools import cache
 
 import pytest
@@ -20,7 +21,7 @@ from envgen.synthesis.difficulty import LEVELS, difficulty, level_of, parse_leve
 from envgen.synthesis.graph import build_graph
 from envgen.synthesis.pipeline import make_bundle
 from envgen.synthesis.solver import PERFECT, ScriptedSolver, Skill, success_rates
-from envgen.types import ToolEdge
+from envgen.types import EnvLimits, ToolEdge
 from tests.envgen.mock_domain import DOC, mock_draft
 
 
@@ -120,7 +121,8 @@ def test_near_duplicates_are_blind_to_names_and_numbers() -> None:
     alike = Likeness()
     first, second = bundle().tasks[:2]
     alike.note(first)
-    renamed = first.model_copy(update={"id": "other", "instruction": first.instruction.replace('"', '"x')})
+    said = re.sub(r'"([^"]*)"', r'"not \1"', first.instruction)
+    renamed = first.model_copy(update={"id": "other", "instruction": said})
     assert alike.near(renamed)
     assert not alike.near(second)
 
@@ -160,6 +162,13 @@ def test_traits_are_those_of_the_reference() -> None:
     assert sum(t.demands for t in hard) / len(hard) > sum(t.demands for t in easy) / len(easy)
 
 
+def test_the_default_budgets_leave_room_for_the_hardest_tasks() -> None:
+    limits, hardest = EnvLimits(), LEVELS[-1]
+    steps = hardest.calls[1] + hardest.hidden_most + 1
+    assert limits.max_turns >= 1.5 * steps and limits.max_tool_calls >= 1.5 * hardest.calls[1]
+    assert all(len(task.reference) + 1 <= steps for task in bundle().tasks)
+
+
 def test_a_solver_without_limits_solves_everything_and_one_without_skill_nothing() -> None:
     made = bundle()
     for level, runs in success_rates(made, PERFECT, (0,)).items():
@@ -169,9 +178,13 @@ def test_a_solver_without_limits_solves_everything_and_one_without_skill_nothing
 
 
 def test_harder_levels_are_solved_less_often() -> None:
+    """Pooled, since ten tasks a level are few; `benchmarks/tasks.py` measures level by level."""
     rates = success_rates(bundle(), Skill(), range(4))
-    shares = [sum(g for g, _ in runs) / sum(n for _, n in runs) for _, runs in sorted(rates.items())]
-    assert len(shares) == 5
+    assert sorted(rates) == [1, 2, 3, 4, 5]
+    shares: list[float] = []
+    for levels in ((1, 2), (3,), (4, 5)):
+        runs = [run for level in levels for run in rates[level]]
+        shares.append(sum(good for good, _ in runs) / sum(number for _, number in runs))
     assert all(easier > harder for easier, harder in itertools.pairwise(shares)), shares
 
 

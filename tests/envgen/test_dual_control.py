@@ -230,7 +230,7 @@ def test_a_bundle_without_is_written_as_before(tmp_path: Path) -> None:
     write_bundle(plain, tmp_path / "plain")
     assert not (tmp_path / "plain" / "user_tools.json").exists()
     row = json.loads((tmp_path / "plain" / "tasks.jsonl").read_text().splitlines()[0])
-    assert list(row)[-1] == "constraints"
+    assert list(row)[-2:] == ["constraints", "traits"]
     assert "user_tools" not in plain.manifest and "confirm_writes" not in plain.manifest
 
 

@@ -130,10 +130,10 @@ def test_superlatives_mean_what_they_say() -> None:
     checked = 0
     for task in tasks():
         found = re.search(
-            r"(?:Delete|Remove|Get rid of|delete|remove|get rid of) the note with the "
-            r"(lowest|highest) priority "
+            r"(?:delete|remove|get rid of) the note with the (lowest|highest) priority "
             r'(?:in|of) the notebook "([^"]+)"',
             task.instruction,
+            re.IGNORECASE,
         )
         if not found:
             continue
@@ -156,8 +156,8 @@ def test_references_succeed_through_the_env() -> None:
             if step.kind == "ask":
                 asked += 1
                 reply = env.step(Message(role="assistant", content=step.text)).observations[0].content
-                fact = next(f for f in task.facts if not f.stated)
-                assert reply == fact.sentence and str(fact.value) not in task.instruction
+                fact = next(f for f in task.facts if f.sentence == reply)
+                assert not fact.stated and str(fact.value) not in task.instruction
             else:
                 call = ToolCall(id="1", name=step.tool, arguments=orjson.dumps(step.arguments).decode())
                 assert env.step(Message(role="assistant", tool_calls=(call,))).tool_errors == 0
