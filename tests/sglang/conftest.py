@@ -33,7 +33,7 @@ HERE = Path(__file__).resolve().parent
 OPTIONS = (
     "--device", "cpu", "--attention-backend", "torch_native", "--sampling-backend", "pytorch",
     "--mem-fraction-static", "0.1", "--max-total-tokens", "4096", "--max-running-requests", "16",
-    "--dtype", "float32", "--skip-server-warmup", "--served-model-name", "tiny",
+    "--dtype", "float32", "--skip-server-warmup", "--sleep-on-idle", "--served-model-name", "tiny",
     "--constrained-json-disable-any-whitespace",  # noise likes blanks: without it JSON need not end
 )  # fmt: skip
 COMMAND = (PYTHON, str(HERE / "launch_cpu.py"), *OPTIONS)
