@@ -139,6 +139,8 @@ def supervised_sample(trajectory: Trajectory, *, group: int = 0) -> TrainingSamp
             "supervised samples come from valid trajectories that reached the goal"
         )
     check_ledger(trajectory, sampled=False)
+    if trajectory.earlier_contexts:
+        raise LedgerError(f"{name} has {len(trajectory.contexts)} contexts; use supervised_samples")
     if not any(trajectory.action_mask):
         raise LedgerError(f"{name}: no action token to learn from")
     return TrainingSample(
@@ -153,3 +155,20 @@ def supervised_sample(trajectory: Trajectory, *, group: int = 0) -> TrainingSamp
         group=group,
         policy_version=trajectory.policy_version,
     )
+
+
+def supervised_samples(trajectory: Trajectory, *, group: int = 0) -> tuple[TrainingSample, ...]:
+    """`supervised_sample` of every context of a reference in which something was said."""
+    out: list[TrainingSample] = []
+    for index, context in enumerate(trajectory.contexts):
+        own = replace(
+            trajectory,
+            turns=tuple(replace(turn, context=0) for turn in trajectory.turns if turn.context == index),
+            token_ids=context.token_ids,
+            action_mask=context.action_mask,
+            rollout_logprobs=context.rollout_logprobs,
+            earlier_contexts=(),
+        )
+        if any(context.action_mask):
+            out.append(supervised_sample(own, group=group))
+    return tuple(out)

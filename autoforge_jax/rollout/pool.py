@@ -12,6 +12,7 @@ that passes ends one episode with StopReason.TIMEOUT.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -30,6 +31,8 @@ from autoforge_jax.rollout.workers import Workers
 from autoforge_jax.types import SampleOutput, SampleRequest, SamplingParams, Trajectory
 from envgen.interface import StopReason
 
+_LOOK_UP_S = 0.5
+"""Longest wait in one go: deadlines of calls that have begun since, and Ctrl-C, are seen that soon."""
 _GATHER_S = 0.02
 """After one answer came: how long to look for others, so that an engine that samples in batches gets more."""
 
@@ -119,6 +122,7 @@ class EpisodePool:
             if not self._live:
                 break
             self._wait()
+        self._fill()
         done, self._done = self._done, []
         return done
 
@@ -182,8 +186,13 @@ class EpisodePool:
         return replay
 
     def _work(self, slot: _Slot, function: Callable[[], Any], grading: bool = False) -> None:
-        slot.waits_for, slot.since = ("grading" if grading else "environment"), time.monotonic()
-        slot.future = self._workers.submit(function)
+        def timed() -> Any:
+            slot.since = time.monotonic()
+            return function()
+
+        # Waiting for a free worker is not the environment's fault: its time begins when it does.
+        slot.waits_for, slot.since = ("grading" if grading else "environment"), math.inf
+        slot.future = self._workers.submit(timed)
 
     def _settle(self) -> bool:
         """Take in what is done and start what follows from it. True when anything moved."""
@@ -258,10 +267,8 @@ class EpisodePool:
         ends = [slot.since + limit for slot in pending if (limit := self._limit_of(slot))]
         timeout = max(0.0, min(ends) - time.monotonic()) if ends else None
         futures = [slot.future for slot in pending if slot.future is not None]
-        # A wait without end is not woken by Ctrl-C on every platform: look up now and then.
-        done, _ = wait(
-            futures, timeout=1.0 if timeout is None else min(1.0, timeout), return_when=FIRST_COMPLETED
-        )
+        most = _LOOK_UP_S if timeout is None else min(_LOOK_UP_S, timeout)
+        done, _ = wait(futures, timeout=most, return_when=FIRST_COMPLETED)
         if done:
             wait(futures, timeout=_GATHER_S)
         now = time.monotonic()

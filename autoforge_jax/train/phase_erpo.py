@@ -4,7 +4,8 @@ step."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,12 +16,13 @@ from autoforge_jax.data.running_std import RunningStd
 from autoforge_jax.errors import TrainingError
 from autoforge_jax.rollout.collect import Collection, collect
 from autoforge_jax.rollout.curriculum import SuccessRecord
-from autoforge_jax.rollout.episode import TaskItem
+from autoforge_jax.rollout.jobs import TaskItem
+from autoforge_jax.rollout.overlap import OverlappedRollouts
 from autoforge_jax.train.assembly import Assembly
 from autoforge_jax.train.disk_sync import server_metrics
 from autoforge_jax.train.erpo import ERPOLearner, Rollouts, run_erpo
 from autoforge_jax.train.interrupt import StopFlag
-from autoforge_jax.train.metrics import MetricsLog, Reporter, TimeSplit, rewind_jsonl
+from autoforge_jax.train.metrics import Bar, MetricsLog, Reporter, TimeSplit, rewind_jsonl
 from autoforge_jax.train.records import append_rows, sample_groups, trajectory_row
 from autoforge_jax.train.state import Params, TrainState, copy_tree
 from autoforge_jax.train.step import (
@@ -39,6 +41,8 @@ RECORD = "success_record"
 """Name of the record of `erpo.task_sampling = "learnability"` in a checkpoint's cursor."""
 RUNNING_STD = "running_std"
 """Name of the moments of `erpo.environment_std = "running"` there."""
+ROLLOUTS = "rollouts"
+"""Name of what is begun and not learned from there, with `erpo.max_staleness` above 0."""
 EvaluateStep = Callable[[int, Params], None]
 """(steps done, parameters): the evaluation between steps (`erpo.eval_every`)."""
 
@@ -119,38 +123,49 @@ def train_erpo(
     collected: Collection | None = None
     rewards: list[float] = []
 
-    with reporter.bar(PHASE, config.erpo.steps) as bar:
+    with ExitStack() as resources:
+        bar = resources.enter_context(reporter.bar(PHASE, config.erpo.steps))
         bar.update(start)
+        overlap: OverlappedRollouts | None = None
+        if config.erpo.max_staleness:
+            overlap = _overlap(assembly, items, record, cursor.get(ROLLOUTS))
+            resources.callback(overlap.close)
+        still = nullcontext if overlap is None else overlap.paused
 
         def roll_out(step: int, state: TrainState) -> Rollouts:
             nonlocal collected
-            with times.measure("sync"):
-                assembly.sync(state.params, warm_steps + step)
-            finished: list[Trajectory] = []
-
-            def on_done(trajectory: Trajectory) -> None:
-                finished.append(trajectory)
-                if len(finished) % 16 == 0:
-                    success = sum(t.success for t in finished) / len(finished)
-                    bar.update(step, episodes=len(finished), success=success)
-
-            with times.measure("rollout"):
-                collected = collect(
-                    assembly.engine,
-                    items,
-                    assembly.renderer,
-                    config.erpo,
-                    config.rollout,
-                    seed=seed,
-                    step=step,
-                    batch=config.batch,
-                    record=record,
-                    conditions=assembly.conditions,
-                    on_done=on_done,
-                )
+            version = warm_steps + step
+            if overlap is None:
+                with times.measure("sync"):
+                    assembly.sync(state.params, version)
+                with times.measure("rollout"):
+                    collected = collect(
+                        assembly.engine,
+                        items,
+                        assembly.renderer,
+                        config.erpo,
+                        config.rollout,
+                        seed=seed,
+                        step=step,
+                        batch=config.batch,
+                        record=record,
+                        conditions=assembly.conditions,
+                        on_done=_progress(bar, step),
+                    )
+            else:
+                with times.measure("sync"):
+                    if step == start:
+                        assembly.sync(state.params, version)
+                        overlap.start(step)
+                    else:
+                        with overlap.paused():
+                            assembly.sync(state.params, version)
+                        overlap.weights_changed(step)
+                with times.measure("rollout"):
+                    collected = overlap.take(version)
             if record is not None:
                 record.update(collected.groups)
-            return Rollouts(collected.groups)
+            return Rollouts(collected.groups, None if overlap is None else version)
 
         def on_step(
             done: int, state: TrainState, metrics: dict[str, float], groups: Sequence[TrajectoryGroup]
@@ -160,7 +175,7 @@ def train_erpo(
             spent = times.take()
             learned = time.perf_counter() - clock - sum(spent.values())
             if config.erpo.eval_every and done % config.erpo.eval_every == 0 and done < config.erpo.steps:
-                with times.measure("eval"):
+                with times.measure("eval"), still():
                     evaluate_step(done, state.params)
             rows = [trajectory_row(t, stage=PHASE, step=done) for t in sample_groups(groups, KEPT_PER_STEP)]
             append_rows(assembly.run.trajectories, rows)
@@ -168,12 +183,14 @@ def train_erpo(
             stopping = stop.requested
             due = done % config.erpo.checkpoint_every == 0 or done == config.erpo.steps or stopping
             if due:
-                with times.measure("checkpoint"):
+                with times.measure("checkpoint"), still():
                     cursor: dict[str, Any] = {}
                     if record is not None:
                         cursor[RECORD] = record.to_json()
                     if running is not None:
                         cursor[RUNNING_STD] = running.to_json()
+                    if overlap is not None:
+                        cursor[ROLLOUTS] = overlap.to_json()
                     assembly.save("erpo", state, done, warm_steps + done, cursor)
             trace.reached(done)
             speed = meter.take(learned) | assembly.machine_metrics()
@@ -205,6 +222,44 @@ def train_erpo(
     if ended.ended == "stopped":
         stop.raise_if_requested(f"{PHASE}: saved after step {ended.steps} of {config.erpo.steps}")
     return ERPOPhase(ended.state, ended.steps, _result(log, ended.steps))
+
+
+def _overlap(
+    assembly: Assembly,
+    items: Sequence[TaskItem],
+    record: SuccessRecord | None,
+    restored: Mapping[str, Any] | None,
+) -> OverlappedRollouts:
+    config = assembly.config
+    if jax.process_count() > 1:
+        raise TrainingError(
+            f"erpo.max_staleness is {config.erpo.max_staleness} with {jax.process_count()} processes, which "
+            "must all learn from the same groups while timing decides which are there. Set it to 0"
+        )
+    return OverlappedRollouts(
+        assembly.engine,
+        items,
+        assembly.renderer,
+        config.erpo,
+        config.rollout,
+        seed=config.run.seed,
+        batch=config.batch,
+        record=record,
+        conditions=assembly.conditions,
+        restored=restored,
+    )
+
+
+def _progress(bar: Bar, step: int) -> Callable[[Trajectory], None]:
+    finished: list[Trajectory] = []
+
+    def on_done(trajectory: Trajectory) -> None:
+        finished.append(trajectory)
+        if len(finished) % 16 == 0:
+            success = sum(t.success for t in finished) / len(finished)
+            bar.update(step, episodes=len(finished), success=success)
+
+    return on_done
 
 
 def _result(log: MetricsLog, steps: int) -> str:

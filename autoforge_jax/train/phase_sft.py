@@ -11,7 +11,7 @@ from typing import Any
 from autoforge_jax.config import Config, EvalConfig
 from autoforge_jax.data.batch import Batch
 from autoforge_jax.data.drills import lookup_drills
-from autoforge_jax.data.samples import supervised_sample
+from autoforge_jax.data.samples import supervised_samples
 from autoforge_jax.errors import TrainingError
 from autoforge_jax.rollout.jobs import EpisodeLimits
 from autoforge_jax.rollout.render import Renderer
@@ -64,7 +64,8 @@ def training_batches(config: Config, references: References, renderer: Renderer)
             f"sft.drill_share is {share}, but no reference shows a result with two labelled records; "
             "set it to 0"
         )
-    samples = [*(supervised_sample(trajectory) for trajectory in references.trajectories), *drills]
+    samples = [sample for trajectory in references.trajectories for sample in supervised_samples(trajectory)]
+    samples += drills
 
     def batches(chosen: list[TrainingSample]) -> ReferenceBatches:
         grouped = [replace(sample, group=group) for group, sample in enumerate(chosen)]

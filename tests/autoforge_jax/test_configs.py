@@ -59,6 +59,7 @@ def test_quickstart_reads_four_documents_and_holds_one_environment_out() -> None
             {"run.name", "erpo.old_policy", "erpo.correction", "erpo.reject_sequence_gap"},
         ),
         ("ablations/overlap.toml", {"run.name", "erpo.max_staleness", "erpo.old_policy", "erpo.correction"}),
+        ("ablations/no_interleaved_thinking.toml", {"run.name", "render.interleaved_thinking"}),
         ("ablations/all_groups.toml", {"run.name", "erpo.dynamic_sampling"}),
     ],
 )
