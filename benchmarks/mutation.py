@@ -21,7 +21,9 @@ FATES = ("killed", "survived", "no difference found", "stillborn")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("documents", nargs="+", type=Path, metavar="DOC")
     parser.add_argument("--limit", type=int, default=MUTANTS_PER_TOOL, help="mutants per tool")
     parser.add_argument("--seed", type=int, default=0)
@@ -46,11 +48,15 @@ def main() -> None:
         proven = f"{sum(p.passed for p in proofs)}/{len(proofs)}"
         cells = " | ".join(str(counts[fate]) for fate in FATES)
         seconds = time.perf_counter() - started
-        print(f"| {path.name} | {proven} | {calls} | {cells} | {score.share:.1%} | {seconds:.1f} |", flush=True)
+        print(
+            f"| {path.name} | {proven} | {calls} | {cells} | {score.share:.1%} | {seconds:.1f} |", flush=True
+        )
         for verdict in score.verdicts if options.survivors else ():
             if verdict.fate in ("survived", "no difference found"):
                 mutant = verdict.mutant
-                print(f"    {verdict.fate}: {mutant.tool}: {mutant.kind}: {mutant.line[:110]} {verdict.by[:120]}")
+                print(
+                    f"    {verdict.fate}: {mutant.tool}: {mutant.kind}: {mutant.line[:100]} {verdict.by[:99]}"
+                )
     born = sum(totals.values()) - totals["stillborn"]
     cells = " | ".join(str(totals[fate]) for fate in FATES)
     print(f"| all | | | {cells} | {totals['killed'] / max(born, 1):.1%} | |")

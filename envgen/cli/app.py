@@ -305,7 +305,9 @@ def _check_target(path: Path, *, force: bool) -> None:
     from envgen.errors import BundleError
 
     if (path / "manifest.json").is_file() and not force:
-        raise BundleError(f"{path}: a bundle stands there already; give --force to replace it, or another path")
+        raise BundleError(
+            f"{path}: a bundle stands there already; give --force to replace it, or another path"
+        )
 
     if path.exists() and not (
         path.is_dir() and ((path / "manifest.json").is_file() or not any(path.iterdir()))

@@ -25,7 +25,11 @@ def show_provenance(bundle: Bundle) -> None:
     rows = table("tool", "part", "from", title="\ntools")
     for name, tool in origin.tools.items():
         tests = tool.tests
-        said = f"{tests.successes} calls succeed, {tests.refusals} refused, {tests.misfits} ill-formed" if tests else ""
+        said = (
+            f"{tests.successes} calls succeed, {tests.refusals} refused, {tests.misfits} ill-formed"
+            if tests
+            else ""
+        )
         rows.add_row(escape(name), said, _said(tool.source))
         for param, source in tool.params.items():
             rows.add_row("", f"argument {escape(param)}", _said(source))

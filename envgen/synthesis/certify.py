@@ -1,10 +1,10 @@
 """Gates of DESIGN.md §7: every task proves itself before it ships, with no model.
 
-1 replay · 2 noop · 3 write_dropped · 4 mutants · 5 equivalents · 6 knowable · 7 binding · 8 leak · 9 duplicate. Gate 1
-runs in fresh processes for a whole bundle at once (`envgen.synthesis.replay`), gate 9 looks at all tasks of a
-bundle; the others run here on one task, on the real functions and the real grader. What the user does with
-tools of its own counts as a write like the agent's. Tasks that want a go-ahead before some call have one gate
-more (`envgen.synthesis.conversations`).
+1 replay · 2 noop · 3 write_dropped · 4 mutants · 5 equivalents · 6 knowable · 7 binding · 8 leak · 9
+duplicate. Gate 1 runs in fresh processes for a whole bundle at once (`envgen.synthesis.replay`), gate 9
+looks at all tasks of a bundle; the others run here on one task, on the real functions and the real grader.
+What the user does with tools of its own counts as a write like the agent's. Tasks that want a go-ahead
+before some call have one gate more (`envgen.synthesis.conversations`).
 """
 
 from __future__ import annotations
@@ -162,7 +162,9 @@ class Duplicates:
         detail = "" if known is None else f"same instruction as {known}"
         if known is None:
             known = next((n for mask in _masks(task, words) if (n := self._near.get(mask)) is not None), None)
-            detail = "" if known is None else f"same calls as {known}, and the instruction differs in one word"
+            detail = (
+                "" if known is None else f"same calls as {known}, and the instruction differs in one word"
+            )
         return GateResult(gate="duplicate", passed=known is None, tried=self._noted, detail=detail)
 
     def note(self, task: Task) -> None:

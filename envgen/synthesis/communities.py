@@ -103,23 +103,27 @@ def chosen(found: tuple[Community, ...], name: str) -> Community:
 def _joined(
     doc: ToolDoc, draft: EnvironmentDraft, graph: nx.Graph[str], parts: list[set[str]]
 ) -> list[set[str]]:
-    """Communities that are too small or cannot stand alone join the one they are tied to most."""
-    while len(parts) > 1:
-        weak = next((p for p in reversed(parts) if len(p) < LEAST or not _stands(doc, draft, p)), None)
+    """Communities that are too small or cannot stand alone join the one they are tied to most; without a tie
+    to any they stay what they are."""
+    alone: list[set[str]] = []
+    while True:
+        weak = next(
+            (p for p in reversed(parts) if p not in alone and (len(p) < LEAST or not _stands(doc, draft, p))),
+            None,
+        )
         if weak is None:
             return parts
         others = [p for p in parts if p is not weak]
-        ties = {id(p): _ties(graph, weak, p) for p in others}
-        best = max(others, key=lambda p: (ties[id(p)], -len(p)))
+        best = max(others, key=lambda p: (_ties(graph, weak, p), -len(p)), default=weak)
+        if best is weak or not _ties(graph, weak, best):
+            alone.append(weak)
+            continue
         best |= weak
         parts = others
-    return parts
 
 
 def _ties(graph: nx.Graph[str], one: set[str], other: set[str]) -> int:
-    return sum(
-        int(data["weight"]) for a, b, data in graph.edges(one, data=True) if a in other or b in other
-    )
+    return sum(int(data["weight"]) for a, b, data in graph.edges(one, data=True) if a in other or b in other)
 
 
 def _stands(doc: ToolDoc, draft: EnvironmentDraft, part: set[str]) -> bool:
@@ -136,7 +140,9 @@ def _closed(draft: EnvironmentDraft, part: set[str]) -> set[str]:
     semantics = {s.tool: s for s in draft.semantics}
     tools = set(part)
     while True:
-        shown = {o.collection for t in tools for o in semantics[t].outputs if _shows(draft, semantics[t], o.field)}
+        shown = {
+            o.collection for t in tools for o in semantics[t].outputs if _shows(draft, semantics[t], o.field)
+        }
         missing = sorted({c for t in tools for c in _keys_needed(draft, semantics[t])} - shown)
         joined = next((t for c in missing if (t := _lister(draft, semantics, c, tools))), None)
         if joined is None:
@@ -155,7 +161,10 @@ def _lister(
     options = [
         s
         for s in semantics.values()
-        if s.many and s.collection == collection and s.tool not in tools and any(o.field == key for o in s.outputs)
+        if s.many
+        and s.collection == collection
+        and s.tool not in tools
+        and any(o.field == key for o in s.outputs)
     ]
     return min(options, key=lambda s: (s.verb != "list", len(s.scope))).tool if options else ""
 

@@ -153,7 +153,9 @@ class ResultText:
             case "values":
                 return f"[item.get({literal(node.field)}) for item in found]"
             case "all":
-                return f"[item.get({literal(node.field)}) for item in state.records({literal(node.collection)})]"
+                return (
+                    f"[item.get({literal(node.field)}) for item in state.records({literal(node.collection)})]"
+                )
             case "first":
                 otherwise = literal(node.value)
                 return f"found[0].get({literal(node.field)}) if found else {otherwise}"

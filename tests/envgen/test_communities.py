@@ -25,10 +25,16 @@ def family(noun: str, parent: str = "") -> list[ToolSpec]:
     above = (param(f"{parent}_id"),) if parent else ()
     return [
         ToolSpec(name=f"list_{noun}s", params=above, pointer=f"/{noun}/0"),
-        ToolSpec(name=f"create_{noun}", params=(*above, param("name"), param("color", False)), pointer=f"/{noun}/1"),
-        ToolSpec(name=f"update_{noun}", params=(param(f"{noun}_id"), param("name", False), param("color", False)), pointer=f"/{noun}/2"),
+        ToolSpec(
+            name=f"create_{noun}", params=(*above, param("name"), param("color", False)), pointer=f"/{noun}/1"
+        ),
+        ToolSpec(
+            name=f"update_{noun}",
+            params=(param(f"{noun}_id"), param("name", False), param("color", False)),
+            pointer=f"/{noun}/2",
+        ),
         ToolSpec(name=f"delete_{noun}", params=(param(f"{noun}_id"),), pointer=f"/{noun}/3"),
-    ]  # fmt: skip
+    ]
 
 
 def doc_of(*families: list[ToolSpec]) -> ToolDoc:
@@ -63,8 +69,14 @@ def test_a_part_stands_alone_and_accounts_for_the_rest() -> None:
 
 
 def test_a_family_that_cannot_stand_joins_its_neighbour_with_what_it_needs() -> None:
-    lone = ToolSpec(name="delete_badge", pointer="/x", params=(FieldSpec(name="badge_id", type="string", required=True),))
-    made = ToolSpec(name="create_badge", pointer="/y", params=tuple(FieldSpec(name=n, type="string", required=True) for n in ("farm_id", "name")))
+    lone = ToolSpec(
+        name="delete_badge", pointer="/x", params=(FieldSpec(name="badge_id", type="string", required=True),)
+    )
+    made = ToolSpec(
+        name="create_badge",
+        pointer="/y",
+        params=tuple(FieldSpec(name=n, type="string", required=True) for n in ("farm_id", "name")),
+    )
     doc = doc_of(family("farm"), family("ship"), [made, lone])
     draft = propose(doc)
     found = communities(doc, draft)
@@ -90,12 +102,14 @@ def test_the_largest_document(shared_tooldocs: Path) -> None:
     assert all(len(c.tools) < len(draft.semantics) for c in found)
 
 
-def test_synth_writes_one_bundle_for_each_or_a_chosen_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_synth_writes_one_bundle_for_each_or_a_chosen_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     from envgen.cli.communities import synth_communities
 
     doc = doc_of(family("farm"), family("barn", "farm"), family("ship"), family("cabin", "ship"))
 
-    def make(draft, progress):  # noqa: ANN001, ANN202
+    def make(draft, progress):
         return make_bundle(doc, draft, tasks=4, heldout=1, seed=0, progress=progress)
 
     synth_communities(doc, tmp_path / "all", "", make, force=False)

@@ -36,21 +36,78 @@ DOC = ToolDoc(
     source="crates.json",
     sha256="0" * 64,
     tools=(
-        tool("get_crate_info", "Get the details of a crate.", gives(field("weight", "number"), field("volume", "number")), field("code", description="Code of the crate.")),
-        tool("get_available_crates", "Get a list of crate codes in the given zone.", listing("crate_list"), field("zone")),
-        tool("filter_crates_by_weight", "Filter crates by a weight range.", listing("filtered"), field("crates", "array", items=field("item")), field("min_weight", "number"), field("max_weight", "number")),
-        tool("get_code_by_label", "Get the code of a crate by label.", gives(field("code", description='Code, or "Unknown crate" if not available.')), field("label")),
-        tool("add_to_worklist", "Add a crate to the worklist.", listing("worklist"), field("crate", description="Code of the crate to add.")),
-        tool("remove_crate_from_worklist", "Remove a crate from the worklist.", gives(field("status", description="Status of the removal operation.")), field("code", description="Code of the crate to remove.")),
+        tool(
+            "get_crate_info",
+            "Get the details of a crate.",
+            gives(field("weight", "number"), field("volume", "number")),
+            field("code", description="Code of the crate."),
+        ),
+        tool(
+            "get_available_crates",
+            "Get a list of crate codes in the given zone.",
+            listing("crate_list"),
+            field("zone"),
+        ),
+        tool(
+            "filter_crates_by_weight",
+            "Filter crates by a weight range.",
+            listing("filtered"),
+            field("crates", "array", items=field("item")),
+            field("min_weight", "number"),
+            field("max_weight", "number"),
+        ),
+        tool(
+            "get_code_by_label",
+            "Get the code of a crate by label.",
+            gives(field("code", description='Code, or "Unknown crate" if not available.')),
+            field("label"),
+        ),
+        tool(
+            "add_to_worklist",
+            "Add a crate to the worklist.",
+            listing("worklist"),
+            field("crate", description="Code of the crate to add."),
+        ),
+        tool(
+            "remove_crate_from_worklist",
+            "Remove a crate from the worklist.",
+            gives(field("status", description="Status of the removal operation.")),
+            field("code", description="Code of the crate to remove."),
+        ),
         tool("get_worklist", "Get the worklist.", listing("worklist")),
-        tool("get_account_info", "Get account information.", gives(field("account_id", "integer"), field("balance", "number"))),
-        tool("fund_account", "Fund the account.", gives(field("new_balance", "number")), field("amount", "number")),
-        tool("withdraw_funds", "Withdraw funds.", gives(field("new_balance", "number")), field("amount", "number")),
-        tool("place_order", "Place an order.", gives(field("order_id", "integer"), field("code")), field("code", description="Code of the crate to move."), field("amount", "integer")),
-        tool("get_order_details", "Get the details of an order.", gives(field("id", "integer"), field("code"), field("amount", "integer")), field("order_id", "integer")),
+        tool(
+            "get_account_info",
+            "Get account information.",
+            gives(field("account_id", "integer"), field("balance", "number")),
+        ),
+        tool(
+            "fund_account",
+            "Fund the account.",
+            gives(field("new_balance", "number")),
+            field("amount", "number"),
+        ),
+        tool(
+            "withdraw_funds",
+            "Withdraw funds.",
+            gives(field("new_balance", "number")),
+            field("amount", "number"),
+        ),
+        tool(
+            "place_order",
+            "Place an order.",
+            gives(field("order_id", "integer"), field("code")),
+            field("code", description="Code of the crate to move."),
+            field("amount", "integer"),
+        ),
+        tool(
+            "get_order_details",
+            "Get the details of an order.",
+            gives(field("id", "integer"), field("code"), field("amount", "integer")),
+            field("order_id", "integer"),
+        ),
         tool("get_order_history", "Get the order ID history.", listing("order_history", "integer")),
     ),
-)  # fmt: skip
+)
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +125,12 @@ def game(draft: EnvironmentDraft) -> Play:
     orders = {"11": {"order_id": 11, "code": "C1", "amount": 2}}
     return Play(
         draft,
-        {"crates": crates, "worklist_entries": {"C2": {"crate": "C2"}}, "accounts": {"self": account}, "orders": orders},
+        {
+            "crates": crates,
+            "worklist_entries": {"C2": {"crate": "C2"}},
+            "accounts": {"self": account},
+            "orders": orders,
+        },
     )
 
 
@@ -81,14 +143,18 @@ def test_a_read_by_natural_key(draft: EnvironmentDraft) -> None:
     assert game(draft)("get_crate_info", code="C2") == {"weight": 9, "volume": 3}
     with pytest.raises(ToolError, match="No crate C9"):
         game(draft)("get_crate_info", code="C9")
-    zone = next(f for c in draft.state_schema.collections if c.name == "crates" for f in c.fields if f.name == "zone")
+    zone = next(
+        f for c in draft.state_schema.collections if c.name == "crates" for f in c.fields if f.name == "zone"
+    )
     assert "assumption" in zone.provenance and zone.provenance.startswith("/zone")
 
 
 def test_lists_of_keys(draft: EnvironmentDraft) -> None:
     play = game(draft)
     assert play("get_available_crates", zone="north") == {"crate_list": ["C1", "C3"]}
-    assert play("filter_crates_by_weight", crates=["C1", "C2", "C3"], min_weight=6, max_weight=9) == {"filtered": ["C2", "C3"]}
+    assert play("filter_crates_by_weight", crates=["C1", "C2", "C3"], min_weight=6, max_weight=9) == {
+        "filtered": ["C2", "C3"]
+    }
     assert play("filter_crates_by_weight", crates=["C1"], min_weight=6, max_weight=9) == {"filtered": []}
     assert play("get_order_history") == {"order_history": [11]}
 
@@ -122,7 +188,9 @@ def test_amounts(draft: EnvironmentDraft) -> None:
 
 
 def test_a_text_that_names_a_record_is_a_reference(draft: EnvironmentDraft) -> None:
-    code = next(f for c in draft.state_schema.collections if c.name == "orders" for f in c.fields if f.name == "code")
+    code = next(
+        f for c in draft.state_schema.collections if c.name == "orders" for f in c.fields if f.name == "code"
+    )
     assert code.references == "crates"
     with pytest.raises(ToolError, match="No crate C9"):
         game(draft)("place_order", code="C9", amount=1)
@@ -138,14 +206,39 @@ def test_numbers_per_value_and_parts_of_a_record() -> None:
             source="pets.json",
             sha256="0" * 64,
             tools=(
-                tool("addPet", "Add a pet.", pet, field("name"), field("status", enum=("available", "sold")), method="post", path="/pet"),
+                tool(
+                    "addPet",
+                    "Add a pet.",
+                    pet,
+                    field("name"),
+                    field("status", enum=("available", "sold")),
+                    method="post",
+                    path="/pet",
+                ),
                 tool("getPets", "All pets.", field("out", "array", items=pet), method="get", path="/pet"),
-                tool("getPet", "A pet.", pet, field("id", "integer", location="path"), method="get", path="/pet/{id}"),
-                tool("getInventory", "Returns a map of status codes to quantities.", counts, method="get", path="/store/inventory", summary="Pets by status"),
+                tool(
+                    "getPet",
+                    "A pet.",
+                    pet,
+                    field("id", "integer", location="path"),
+                    method="get",
+                    path="/pet/{id}",
+                ),
+                tool(
+                    "getInventory",
+                    "Returns a map of status codes to quantities.",
+                    counts,
+                    method="get",
+                    path="/store/inventory",
+                    summary="Pets by status",
+                ),
             ),
         )
-    )  # fmt: skip
-    pets = {str(n): {"id": n, "name": f"p{n}", "status": s} for n, s in enumerate(("sold", "available", "sold"), 1)}
+    )
+    pets = {
+        str(n): {"id": n, "name": f"p{n}", "status": s}
+        for n, s in enumerate(("sold", "available", "sold"), 1)
+    }
     assert Play(draft, {"pets": pets})("getInventory") == {"available": 1, "sold": 2}
 
     users = propose(
@@ -155,16 +248,36 @@ def test_numbers_per_value_and_parts_of_a_record() -> None:
             source="users.json",
             sha256="0" * 64,
             tools=(
-                tool("listRoles", "List all roles.", field("out", "array", items=gives(field("roleId"), field("roleName")))),
+                tool(
+                    "listRoles",
+                    "List all roles.",
+                    field("out", "array", items=gives(field("roleId"), field("roleName"))),
+                ),
                 tool("deleteUser", "Delete a user.", gives(field("success")), field("userId")),
                 tool("createRole", "Create a role.", gives(field("roleId")), field("roleName")),
-                tool("getUserProfile", "The profile.", gives(field("userProfile", "object")), field("userId")),
-                tool("updateUserProfile", "Update it.", gives(field("success")), field("userId"), field("profileData", "object")),
-                tool("assignUserRole", "Assign a role to a user.", gives(field("success")), field("userId"), field("roleId")),
+                tool(
+                    "getUserProfile", "The profile.", gives(field("userProfile", "object")), field("userId")
+                ),
+                tool(
+                    "updateUserProfile",
+                    "Update it.",
+                    gives(field("success")),
+                    field("userId"),
+                    field("profileData", "object"),
+                ),
+                tool(
+                    "assignUserRole",
+                    "Assign a role to a user.",
+                    gives(field("success")),
+                    field("userId"),
+                    field("roleId"),
+                ),
             ),
         )
-    )  # fmt: skip
-    play = Play(users, {"users": {"U1": {"userId": "U1", "profileData": {"a": 1}}}, "roles": {"R1": {"roleId": "R1"}}})
+    )
+    play = Play(
+        users, {"users": {"U1": {"userId": "U1", "profileData": {"a": 1}}}, "roles": {"R1": {"roleId": "R1"}}}
+    )
     assert play("getUserProfile", userId="U1") == {"userProfile": {"a": 1}}
     play("assignUserRole", userId="U1", roleId="R1")
     assert play.table("users")["U1"]["roleId"] == "R1"

@@ -1,5 +1,5 @@
-"""Tools prove themselves: right ones pass, each kind of wrong one fails at its own check, and the tests notice
-seeded mutants."""
+"""Tools prove themselves: right ones pass, each kind of wrong one fails at its own check, and the tests
+notice seeded mutants."""
 
 from __future__ import annotations
 
@@ -39,7 +39,9 @@ DOCUMENTS = (
 
 
 def param(name: str, type_: Any = "string", required: bool = True, **more: Any) -> FieldSpec:
-    return FieldSpec(name=name, type=type_, required=required, pointer=f"/params/{name}", location="argument", **more)
+    return FieldSpec(
+        name=name, type=type_, required=required, pointer=f"/params/{name}", location="argument", **more
+    )
 
 
 def tool(name: str, *params: FieldSpec, **more: Any) -> ToolSpec:
@@ -59,7 +61,12 @@ def library() -> tuple[ToolDoc, EnvironmentDraft]:
             tool("create_shelf", param("name")),
             tool("list_books", param("shelf_id"), param("limit", "integer", False)),
             tool("create_book", param("shelf_id"), param("title"), param("pages", "integer", False)),
-            tool("update_book", param("book_id"), param("title", required=False), param("pages", "integer", False)),
+            tool(
+                "update_book",
+                param("book_id"),
+                param("title", required=False),
+                param("pages", "integer", False),
+            ),
             tool("archive_book", param("book_id")),
             tool("delete_book", param("book_id")),
         ),
@@ -101,7 +108,12 @@ def test_every_tool_of_the_examples_passes(file: str, examples_dir: Path) -> Non
         ("archive_book", 'raise ToolError(f"Book {book_id} is already archived.")', "pass", "refusal"),
         ("list_books", 'item.get("shelf_id") == shelf_id', 'item.get("shelf_id") != shelf_id', "result"),
         ("list_books", "found = found[:size]", "found = found[: size + 1]", "result"),
-        ("list_books", "if limit is not None and limit < 1:", "if limit is not None and limit < 0:", "refusal"),
+        (
+            "list_books",
+            "if limit is not None and limit < 1:",
+            "if limit is not None and limit < 0:",
+            "refusal",
+        ),
         ("list_shelves", "    return found", '    return found[0]["x"]', "defect"),
         ("create_shelf", '"name": name', '"name": name.lower()', "state"),
     ],
@@ -112,16 +124,30 @@ def test_a_wrong_function_fails_at_its_check(name: str, old: str, new: str, kind
 
 
 def test_a_read_that_writes_and_a_refusal_that_writes() -> None:
-    wrote = prove("list_shelves", "    return found", '    ctx.new_id("shelves")\n    state.insert("shelves", "Q", {"shelf_id": "Q"})\n    return found')
+    wrote = prove(
+        "list_shelves",
+        "    return found",
+        '    ctx.new_id("shelves")\n    state.insert("shelves", "Q", {"shelf_id": "Q"})\n    return found',
+    )
     assert wrote.kind in ("state", "purity")
-    silent = prove("archive_book", 'raise ToolError(f"Book {book_id} is already archived.")', 'raise ToolError("")')
+    silent = prove(
+        "archive_book", 'raise ToolError(f"Book {book_id} is already archived.")', 'raise ToolError("")'
+    )
     assert (silent.kind, "without a reason" in silent.detail) == ("refusal", True)
 
 
 def test_results_are_held_to_the_declared_form() -> None:
     doc, draft = library()
     shaped = [
-        t.model_copy(update={"output": FieldSpec(name="out", type="array", items=param("item", "object", properties=(param("name", "integer"),)))})
+        t.model_copy(
+            update={
+                "output": FieldSpec(
+                    name="out",
+                    type="array",
+                    items=param("item", "object", properties=(param("name", "integer"),)),
+                )
+            }
+        )
         if t.name == "list_shelves"
         else t
         for t in doc.tools
@@ -129,7 +155,9 @@ def test_results_are_held_to_the_declared_form() -> None:
     proofs = proofs_of(draft, doc.model_copy(update={"tools": tuple(shaped)}))
     failed = {p.tool: p for p in proofs if not p.passed}
     assert list(failed) == ["list_shelves"]
-    assert failed["list_shelves"].kind == "output schema" and "declares integer" in failed["list_shelves"].detail
+    assert (
+        failed["list_shelves"].kind == "output schema" and "declares integer" in failed["list_shelves"].detail
+    )
 
 
 def test_declared_idempotence_is_tried() -> None:
@@ -146,19 +174,25 @@ def test_a_dangling_reference_is_found() -> None:
     doc = doc.model_copy(update={"tools": (*doc.tools, tool("delete_shelf", param("shelf_id")))})
     draft = propose(doc)
     bare = tuple(
-        s.model_copy(update={"cascades": (), "preconditions": s.preconditions[:1]}) if s.tool == "delete_shelf" else s
+        s.model_copy(update={"cascades": (), "preconditions": s.preconditions[:1]})
+        if s.tool == "delete_shelf"
+        else s
         for s in draft.semantics
     )
     from envgen.synthesis.functions import generate_source
 
     spoilt = draft.model_copy(update={"semantics": bare, "source": generate_source(draft.state_schema, bare)})
     proofs = {p.tool: p for p in proofs_of(spoilt, doc)}
-    assert proofs["delete_shelf"].kind == "integrity" and "which is not there" in proofs["delete_shelf"].detail
+    assert (
+        proofs["delete_shelf"].kind == "integrity" and "which is not there" in proofs["delete_shelf"].detail
+    )
 
 
 def test_a_tool_that_fails_goes_with_what_depends_on_it() -> None:
     doc, draft = library()
-    broken = draft.source.replace('found = [item for item in found if item.get("shelf_id") == shelf_id]', "found = []")
+    broken = draft.source.replace(
+        'found = [item for item in found if item.get("shelf_id") == shelf_id]', "found = []"
+    )
     broken = broken.replace('    state.insert("books", str(record["book_id"]), record)\n', "")
     assert broken.count("books") == draft.source.count("books") - 1
     proven = prove_tools(draft.model_copy(update={"source": broken}), doc)  # not our text: isolated workers
@@ -166,7 +200,9 @@ def test_a_tool_that_fails_goes_with_what_depends_on_it() -> None:
     assert reasons["list_books"].startswith("its tests fail (result)")
     assert reasons["create_book"].startswith("its tests fail (state)")
     for name in ("update_book", "archive_book", "delete_book"):
-        assert reasons[name] == "it needs a key of books, and what showed one is gone (list_books, create_book)"
+        assert (
+            reasons[name] == "it needs a key of books, and what showed one is gone (list_books, create_book)"
+        )
     assert {s.tool for s in proven.draft.semantics} == {"list_shelves", "create_shelf"}
     assert [c.name for c in proven.draft.state_schema.collections] == ["shelves"]
     assert "def list_books" not in proven.draft.source and "def create_shelf" in proven.draft.source
@@ -175,7 +211,9 @@ def test_a_tool_that_fails_goes_with_what_depends_on_it() -> None:
 
 def test_nothing_left_is_a_refusal() -> None:
     doc, draft = library()
-    gone = draft.source.replace('found = state.records("shelves")', "found = []").replace('found = state.records("books")', "found = []")
+    gone = draft.source.replace('found = state.records("shelves")', "found = []").replace(
+        'found = state.records("books")', "found = []"
+    )
     with pytest.raises(RefusedDocument, match="no environment"):
         prove_tools(draft.model_copy(update={"source": gone}), doc)
 
@@ -190,8 +228,14 @@ def test_a_draft_without_failures_is_left_as_it_is() -> None:
 def test_the_meaning_of_a_list_by_hand() -> None:
     _, draft = library()
     sem = next(s for s in draft.semantics if s.tool == "list_books")
-    books = {f"B{n}": {"book_id": f"B{n}", "shelf_id": "S1" if n != 2 else "S2", "title": f"t{n}"} for n in (1, 2, 3)}
-    state: Any = {"shelves": {"S1": {"shelf_id": "S1", "name": "a"}, "S2": {"shelf_id": "S2", "name": "b"}}, "books": books}
+    books = {
+        f"B{n}": {"book_id": f"B{n}", "shelf_id": "S1" if n != 2 else "S2", "title": f"t{n}"}
+        for n in (1, 2, 3)
+    }
+    state: Any = {
+        "shelves": {"S1": {"shelf_id": "S1", "name": "a"}, "S2": {"shelf_id": "S2", "name": "b"}},
+        "books": books,
+    }
     meaning = Meaning(draft.state_schema, sem)
 
     def run(**arguments: Any) -> Any:
@@ -235,7 +279,14 @@ def test_mutants_are_seeded_unlike_the_original_and_of_many_kinds() -> None:
     assert len({m.source for m in found}) == len(found) >= 15
     assert module.text("list_books") not in {m.source for m in found}
     kinds = {m.kind for m in found}
-    assert {"comparison", "dropped statement", "removed raise", "wrong field", "wrong collection", "off by one"} <= kinds
+    assert {
+        "comparison",
+        "dropped statement",
+        "removed raise",
+        "wrong field",
+        "wrong collection",
+        "off by one",
+    } <= kinds
     assert all("def list_books" in m.source for m in found)
 
 
@@ -261,4 +312,6 @@ def test_weak_tests_are_seen_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_mutation_score_of_the_examples(file: str) -> None:
     doc = read_tool_doc(EXAMPLES / file)
     score = score_tools(propose(doc), doc, limit=8)
-    assert score.share >= 0.8, [(v.mutant.tool, v.mutant.kind, v.mutant.line) for v in score.verdicts if v.fate != "killed"]
+    assert score.share >= 0.8, [
+        (v.mutant.tool, v.mutant.kind, v.mutant.line) for v in score.verdicts if v.fate != "killed"
+    ]

@@ -198,8 +198,14 @@ def _read_params(entity: Entity, target: Target, everyone: dict[tuple[str, ...],
         for spec in target.tool.params:
             words = split_words(spec.name)
             plain = spec.type == "string" and spec.required and not spec.enum and id_stem(spec.name) is None
-            if plain and spec.name not in entity.fields and words == _said_by(target, words) and not is_paging(spec.name):
-                noted = f"{spec.pointer} (assumption: {target.tool.name} goes by it, so {entity.entity} records have it)"
+            if (
+                plain
+                and spec.name not in entity.fields
+                and words == _said_by(target, words)
+                and not is_paging(spec.name)
+            ):
+                why = f"{target.tool.name} goes by it, so {entity.entity} records have it"
+                noted = f"{spec.pointer} (assumption: {why})"
                 entity.put(state_field(spec, required=True).model_copy(update={"provenance": noted}))
     named = named_params(target)
     if target.verb in ("create", "update", "set", "move"):

@@ -163,9 +163,7 @@ def relations(entity: Entity, everyone: dict[tuple[str, ...], Entity]) -> None:
             entity.fields[name] = item.model_copy(update={"references": other.name, "type": key_type(other)})
 
 
-def _by_natural_key(
-    name: str, item: StateField, everyone: dict[tuple[str, ...], Entity]
-) -> Entity | None:
+def _by_natural_key(name: str, item: StateField, everyone: dict[tuple[str, ...], Entity]) -> Entity | None:
     """``symbol: Symbol of the stock to trade`` names a stock where stocks are keyed by their symbol."""
     said = set(split_words(item.description))
     found = [

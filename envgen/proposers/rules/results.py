@@ -139,7 +139,9 @@ def _past(word: str) -> str:
     """Past participle of a regular verb."""
     if word.endswith("e"):
         return word + "d"
-    return {"set": "set", "put": "put", "buy": "bought", "withdraw": "withdrawn", "": "done"}.get(word, word + "ed")
+    return {"set": "set", "put": "put", "buy": "bought", "withdraw": "withdrawn", "": "done"}.get(
+        word, word + "ed"
+    )
 
 
 def _made(prop: FieldSpec, entity: Entity, target: Target, notes: list[str]) -> ResultNode | None:

@@ -14,7 +14,9 @@ from envgen.types import Delta, OutputBinding, ParamBinding, ResultNode, ToolSem
 def amount_semantics(target: Target, entity: Entity, world: World, parts: Parts) -> ToolSemantics:
     """A deposit or withdrawal. Raises Refused when no field holds the balance."""
     param = target.tool.params[0]
-    field = next((n for n, f in entity.fields.items() if n.lower() in BALANCES and f.type in ("number", "integer")), "")
+    field = next(
+        (n for n, f in entity.fields.items() if n.lower() in BALANCES and f.type in ("number", "integer")), ""
+    )
     if not field:
         raise Refused(f"no field of {entity.entity} holds the amount it changes")
     down = target.verb == "withdraw"
@@ -36,7 +38,9 @@ def lookup_semantics(target: Target, entity: Entity, world: World, parts: Parts)
     assert shown is not None, "kinds gives this verb only to tools with a result schema"
     if param.name not in entity.fields:
         raise Refused(f"its parameter {param.name!r} is no field of {entity.entity}")
-    parts.filters.append(ParamBinding(param=param.name, collection=entity.name, field=param.name, required=True))
+    parts.filters.append(
+        ParamBinding(param=param.name, collection=entity.name, field=param.name, required=True)
+    )
     prop = shown.properties[0]
     otherwise = re.search(r"[\"“']([^\"”']+)[\"”'] if not", prop.description)
     if otherwise is None:

@@ -49,8 +49,21 @@ def worlds(catalog: Catalog, seed: int, count: int = WORLDS) -> list[StateData]:
         rng = random.Random(f"toolproof/{seed}/{number}")
         maker = ValueMaker(ValuePool(seed), rng, TODAY)
         needs = set(names) if number % 2 == 0 else {name for name in names if rng.random() < 0.5}
-        states.append(build_world(catalog, maker, rng, needs, busy).state)
+        state = build_world(catalog, maker, rng, needs, busy).state
+        _complete(catalog, state, maker)
+        states.append(state)
     return states
+
+
+def _complete(catalog: Catalog, state: StateData, maker: ValueMaker) -> None:
+    """Fill required fields that stayed empty because no value was left that no other record has."""
+    for collection in catalog.schema.collections:
+        for record in state.get(collection.name, {}).values():
+            for item in collection.fields:
+                if item.required and item.name not in record and not item.references:
+                    value = maker.value(collection, item)
+                    if value is not None:
+                        record[item.name] = value
 
 
 class CaseMaker:
@@ -114,7 +127,9 @@ class CaseMaker:
             yield "everything at once", self._arguments(state, target, optional=True)
             for binding in self.bindings:
                 if binding.param not in least and not self._needed(binding):
-                    yield from self._with(least, "one optional argument", binding, self._fit(state, binding, target))
+                    yield from self._with(
+                        least, "one optional argument", binding, self._fit(state, binding, target)
+                    )
             yield from self._kept(state, target, least)
         yield from self._pages(state, targets[0])
         yield from self._orders(state, targets[0])
@@ -127,14 +142,17 @@ class CaseMaker:
     def _with(
         self, base: dict[str, Any], about: str, binding: ParamBinding, value: Any
     ) -> Iterator[tuple[str, dict[str, Any]]]:
-        if value is None:
-            return
+        if value is not None:
+            yield f"{about}: {binding.param}", self._placed(base, binding, value)
+
+    def _placed(self, base: dict[str, Any], binding: ParamBinding, value: Any) -> dict[str, Any]:
+        """A copy of the arguments with one more; without it where it is a member of an argument that is
+        given whole, or no value."""
         arguments: dict[str, Any] = orjson.loads(orjson.dumps(base))
-        try:
+        root = binding.param.split(".")[0]
+        if value is not None and (root == binding.param or isinstance(arguments.get(root, {}), dict)):
             place_argument(arguments, binding.param, value)
-        except ValueError:
-            return  # the member of an argument that is itself given whole
-        yield f"{about}: {binding.param}", arguments
+        return arguments
 
     def _kept(
         self, state: StateData, target: Record | None, least: dict[str, Any]
@@ -180,7 +198,9 @@ class CaseMaker:
         parent = self._parent(binding, item)
         if parent and binding.op == "in":
             keys = [r[self.schema.collection(parent).key] for r in state.get(parent, {}).values()]
-            yield from (("some of them", keys[first:last]) for first, last in ((0, 1), (0, 2), (1, 9), (0, 99)))
+            yield from (
+                ("some of them", keys[first:last]) for first, last in ((0, 1), (0, 2), (1, 9), (0, 99))
+            )
             yield "none of them", ["ZZ987"]
             return
         if parent:
@@ -204,7 +224,9 @@ class CaseMaker:
         for _ in range(2):
             yield "a fresh value", self._fresh(binding, item)
 
-    def _edges(self, binding: ParamBinding, item: StateField | None, held: list[Any]) -> Iterator[tuple[str, Any]]:
+    def _edges(
+        self, binding: ParamBinding, item: StateField | None, held: list[Any]
+    ) -> Iterator[tuple[str, Any]]:
         flat = [v for h in held for v in (cast("list[Any]", h) if isinstance(h, list) else [h])]
         flat = [v.get("name") if isinstance(v, dict) else v for v in flat][:4]  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
         options: list[Any] = list(item.enum) if item is not None else []
@@ -241,8 +263,7 @@ class CaseMaker:
             for binding in self.bindings:
                 edges = [v for _, v in self._odd(state, binding, target) if v is not None]
                 if edges and self.rng.random() < 0.25:
-                    for _, arguments in self._with(arguments, "", binding, self.rng.choice(edges)):
-                        pass
+                    arguments = self._placed(arguments, binding, self.rng.choice(edges))
             yield "random", arguments
 
     # ------------------------------------------------------------------------------------------- arguments
@@ -258,8 +279,7 @@ class CaseMaker:
             wanted = self.rng.random() < 0.5 if optional is None else optional
             if not needed and not wanted:
                 continue
-            for _, arguments in self._with(arguments, "", binding, self._fit(state, binding, target)):
-                pass
+            arguments = self._placed(arguments, binding, self._fit(state, binding, target))
         known = {b.param.split(".")[0] for b in self.bindings}
         for name in sorted(self.required):
             if name.split(".")[0] not in known and name not in self.sem.paging:
@@ -328,7 +348,11 @@ def sample(schema: dict[str, Any], rng: random.Random, depth: int = 0) -> Any:
         case "boolean":
             return rng.random() < 0.5
         case "array":
-            return [] if depth > 2 else [v for v in [sample(schema.get("items") or {}, rng, depth + 1)] if v is not None]
+            return (
+                []
+                if depth > 2
+                else [v for v in [sample(schema.get("items") or {}, rng, depth + 1)] if v is not None]
+            )
         case "object":
             members: dict[str, Any] = schema.get("properties") or {}
             must = set(cast("list[str]", schema.get("required") or [])) or set(list(members)[:1])

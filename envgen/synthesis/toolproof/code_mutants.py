@@ -1,8 +1,8 @@
 """Seeded wrong versions of a tool's function: one small change each, as a syntax tree.
 
-Changed are the tool's own function and the helpers that were written for records (``show_…``, ``drop_…``), not
-the three helpers that every module shares, and neither texts of refusals nor docstrings: what a refusal says
-is no promise that a test can hold it to.
+Changed are the tool's own function and the helpers that were written for records (``show_…``, ``drop_…``),
+not the three helpers that every module shares, and neither texts of refusals nor docstrings: what a refusal
+says is no promise that a test can hold it to.
 """
 
 from __future__ import annotations

@@ -28,7 +28,9 @@ def misfit(value: Any, spec: FieldSpec, sem: ToolSemantics) -> str:
         if not spec.properties:
             return ""  # a bare {"type": "object"} says nothing about the form
         if LISTED in sem.assumptions:
-            return next((p for item in cast("list[Any]", value)[:3] if (p := _misfit(item, spec, "[]", 1))), "")
+            return next(
+                (p for item in cast("list[Any]", value)[:3] if (p := _misfit(item, spec, "[]", 1))), ""
+            )
     return _misfit(value, spec, "", 0)
 
 
@@ -36,7 +38,9 @@ def _misfit(value: Any, spec: FieldSpec, path: str, depth: int) -> str:
     if value is None or spec.truncated or depth == MAX_DEPTH:
         return ""
     wanted = _TYPES.get(spec.type)
-    right = wanted is None or (isinstance(value, wanted) and (isinstance(value, bool) == (spec.type == "boolean")))
+    right = wanted is None or (
+        isinstance(value, wanted) and (isinstance(value, bool) == (spec.type == "boolean"))
+    )
     if not right:
         return f"{path or 'the result'} is {type(value).__name__}, the document declares {spec.type}"
     if isinstance(value, dict):

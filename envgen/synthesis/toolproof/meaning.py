@@ -53,7 +53,9 @@ class Meaning:
         except _Refusal as refusal:
             return Expected(True, str(refusal))
         changed = {k: v for k, v in call.changes.items() if state.get(k[0], {}).get(k[1]) != v}
-        return Expected(False, changes=tuple(sorted(changed.items(), key=lambda item: item[0])), result=result)
+        return Expected(
+            False, changes=tuple(sorted(changed.items(), key=lambda item: item[0])), result=result
+        )
 
 
 class _Call:
@@ -97,7 +99,11 @@ class _Call:
         self._rules(record)
         shown = Shown(self.schema, self.sem, self.find, self.table, self._after)
         verb = self.sem.verb
-        if verb in ("list", "search", "count", "aggregate") and self.sem.key is None and not self.col.singleton:
+        if (
+            verb in ("list", "search", "count", "aggregate")
+            and self.sem.key is None
+            and not self.col.singleton
+        ):
             found, total, page = self._select()
             return shown.many(found, total, page)
         if verb == "create":
@@ -286,7 +292,9 @@ class _Call:
             if value is not None:
                 record[binding.field] = value
         record |= {name: value for name, value in self._given().items() if name != key}
-        record[key] = self.value(own.param) if own is not None and named else self.context.new_id(self.col.name)
+        record[key] = (
+            self.value(own.param) if own is not None and named else self.context.new_id(self.col.name)
+        )
         self.changes[self.col.name, str(record[key])] = record
         return record
 
@@ -344,7 +352,11 @@ def _holds(col: Collection, binding: ParamBinding, held: Any, value: Any) -> boo
             case "in":
                 return any(item in value for item in items)
             case _:
-                return value in items if field.item_type == "object" or binding.op == "contains" else held == value
+                return (
+                    value in items
+                    if field.item_type == "object" or binding.op == "contains"
+                    else held == value
+                )
     match binding.op:
         case "contains":
             return str(value).lower() in str("" if held is None and binding.field else held).lower()

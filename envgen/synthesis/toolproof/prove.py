@@ -92,7 +92,9 @@ class ToolBench:
         self.seed = seed
         self.states = worlds(self.catalog, seed)
         self.names = [c.name for c in self.schema.collections]
-        self.exempt = {(c.name, f.name) for c in self.schema.collections for f in c.fields if f.policy == "exempt"}
+        self.exempt = {
+            (c.name, f.name) for c in self.schema.collections for f in c.fields if f.policy == "exempt"
+        }
 
     def cases(self, sem: ToolSemantics) -> tuple[list[TriedCase], int]:
         """The cases of one tool that reach its function, and how many its argument schema refuses."""
@@ -129,6 +131,9 @@ class ToolBench:
             return "defect", str(error)
         expected = tried.expected
         said = f"{tried.case.about}, {orjson.dumps(tried.case.arguments).decode()[:240]}"
+        idle = sem.writes_state and not expected.refused and not expected.changes and not changes
+        if outcome.is_error and idle and not self.vetted:
+            return "", ""  # a model's function may refuse to change nothing: no promise is broken
         if outcome.is_error != expected.refused:
             wanted = f"a refusal ({expected.why})" if expected.refused else "success"
             got = f"refuses: {outcome.value}" if outcome.is_error else "succeeds"
@@ -136,7 +141,11 @@ class ToolBench:
         if outcome.is_error:
             if changes:
                 return "state", f"{said}: it refuses and changes {list(changes)[:3]}"
-            return ("", "") if str(outcome.value).strip() else ("refusal", f"{said}: it refuses without a reason")
+            return (
+                ("", "")
+                if str(outcome.value).strip()
+                else ("refusal", f"{said}: it refuses without a reason")
+            )
         wanted = dict(expected.changes)
         for place in {**wanted, **changes}:
             if not self._same(place, wanted.get(place, _Absent), changes.get(place, _Absent)):
@@ -153,7 +162,9 @@ class ToolBench:
             b = {k: v for k, v in b.items() if k not in hidden}  # pyright: ignore[reportUnknownVariableType]
         return a is b or (a is not _Absent and b is not _Absent and same_json(a, b))
 
-    def _results(self, sem: ToolSemantics, tried: TriedCase, outcome: ToolOutcome, said: str) -> tuple[str, str]:
+    def _results(
+        self, sem: ToolSemantics, tried: TriedCase, outcome: ToolOutcome, said: str
+    ) -> tuple[str, str]:
         wanted, got = tried.expected.result, orjson.loads(outcome.text)
         if self.vetted:
             same = same_json(orjson.loads(orjson.dumps(wanted)), got)
@@ -168,13 +179,19 @@ class ToolBench:
             records = [r for r in table if r.get(key) == wanted["deleted"]]
         pattern = container(sem.outputs[0].path)[0]
         elements = [value for _, value in resolve(pattern, got)] if pattern else [got]
-        paths = [(container(o.path)[1], o.field) for o in sem.outputs if (sem.collection, o.field) not in self.exempt]
+        paths = [
+            (container(o.path)[1], o.field)
+            for o in sem.outputs
+            if (sem.collection, o.field) not in self.exempt
+        ]
         shown = [[fetch(path, element) if path else element for path, _ in paths] for element in elements]
         stored = [[record.get(name) for _, name in paths] for record in records]
         if not sem.paging:
             shown, stored = sorted(shown, key=repr), sorted(stored, key=repr)
         same = same_json(shown, stored)
-        return ("", "") if same else ("result", f"{said}: it shows {shown!r:.200}, records hold {stored!r:.200}")
+        return (
+            ("", "") if same else ("result", f"{said}: it shows {shown!r:.200}, records hold {stored!r:.200}")
+        )
 
     # ------------------------------------------------------------------------------------------- one tool
     def prove(self, sem: ToolSemantics, tools: Mapping[str, Tool]) -> ToolProof:
@@ -212,7 +229,9 @@ class ToolBench:
 
     def _enough(self, sem: ToolSemantics, successes: int, refusals: int, misfits: int) -> None:
         if successes < LEAST_SUCCESSES and not (self._lone(sem) and successes):
-            raise _Failed("successes", f"only {successes} calls that fit the state succeed, expected {LEAST_SUCCESSES}")
+            raise _Failed(
+                "successes", f"only {successes} calls that fit the state succeed, expected {LEAST_SUCCESSES}"
+            )
         if refusals < LEAST_REFUSALS and can_refuse(self.draft, sem):
             raise _Failed("refusals", f"only {refusals} calls are refused, expected {LEAST_REFUSALS}")
         has_arguments = bool(self.catalog.tools[sem.tool].parameters.get("properties"))
@@ -254,7 +273,9 @@ class ToolBench:
             call_tool(tools, self.table, state, context, sem.tool, tried.case.arguments)
             twice = {p: self._plain(p, r) for p, r in changed(state).items()}
             if not same_json(_listed(twice), _listed({p: self._plain(p, r) for p, r in changes.items()})):
-                raise _Failed("idempotence", f"{said}: it is declared idempotent, and a second call changes more")
+                raise _Failed(
+                    "idempotence", f"{said}: it is declared idempotent, and a second call changes more"
+                )
 
     def _plain(self, place: tuple[str, str], record: Record | None) -> Record | None:
         if record is None:
