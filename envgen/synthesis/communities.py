@@ -114,8 +114,9 @@ def _joined(
         if weak is None:
             return parts
         others = [p for p in parts if p is not weak]
-        best = max(others, key=lambda p: (_ties(graph, weak, p), -len(p)), default=weak)
-        if best is weak or not _ties(graph, weak, best):
+        lone = weak
+        best = max(others, key=lambda p: (_ties(graph, lone, p), -len(p)), default=lone)
+        if best is lone or not _ties(graph, lone, best):
             alone.append(weak)
             continue
         best |= weak

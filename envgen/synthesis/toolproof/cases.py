@@ -219,7 +219,8 @@ class CaseMaker:
             return
         for value in held[:2]:
             yield "a value another record has", value
-        for value in (0, "", False, [], 0.5):
+        empty: tuple[Any, ...] = (0, "", False, [], 0.5)
+        for value in empty:
             yield "an empty value", value
         for _ in range(2):
             yield "a fresh value", self._fresh(binding, item)
@@ -227,8 +228,8 @@ class CaseMaker:
     def _edges(
         self, binding: ParamBinding, item: StateField | None, held: list[Any]
     ) -> Iterator[tuple[str, Any]]:
-        flat = [v for h in held for v in (cast("list[Any]", h) if isinstance(h, list) else [h])]
-        flat = [v.get("name") if isinstance(v, dict) else v for v in flat][:4]  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+        single = [v for h in held for v in (cast("list[Any]", h) if isinstance(h, list) else [h])]
+        flat: list[Any] = [_shown(v) for v in single][:4]
         options: list[Any] = list(item.enum) if item is not None else []
         said: list[Any] = self.catalog.parameter(self.sem.tool, binding.param).get("enum") or []
         flat += [v for v in (*options, *said) if v not in flat]
@@ -299,7 +300,7 @@ class CaseMaker:
         owner = self.schema.collection(binding.collection)
         own_key = binding.field == owner.key and not owner.singleton
         makes_key = self.sem.verb == "create" and not self.col.key_generated and owner is self.col
-        return binding.collection if own_key and not makes_key and binding is not None else ""
+        return binding.collection if own_key and not makes_key else ""
 
     def _fit(self, state: StateData, binding: ParamBinding, target: Record | None) -> Any:
         """A value that suits a record: its own key and parents, a filter that finds it, a fresh value."""
@@ -322,9 +323,8 @@ class CaseMaker:
             wants_list = self.catalog.parameter(self.sem.tool, binding.param).get("type") == "array"
             if isinstance(own, list) and not wants_list:
                 items = cast("list[Any]", own)
-                first = items[0] if items else None
-                return cast("Any", first.get("name")) if isinstance(first, dict) else first  # pyright: ignore[reportUnknownMemberType]
-            return [own] if wants_list and not isinstance(own, list) else own
+                return _shown(items[0]) if items else None
+            return [own] if wants_list and not isinstance(own, list) else cast("Any", own)
         return self._fresh(binding, item)
 
     def _fresh(self, binding: ParamBinding, item: StateField | None) -> Any:
@@ -333,6 +333,11 @@ class CaseMaker:
         if item is not None:
             value = self.maker.value(self.schema.collection(binding.collection), item, schema)
         return sample(schema, self.rng) if value is None else value
+
+
+def _shown(item: Any) -> Any:
+    """An item of a list as a filter names it: objects by their name."""
+    return cast("dict[str, Any]", item).get("name") if isinstance(item, dict) else item
 
 
 def sample(schema: dict[str, Any], rng: random.Random, depth: int = 0) -> Any:
@@ -348,11 +353,8 @@ def sample(schema: dict[str, Any], rng: random.Random, depth: int = 0) -> Any:
         case "boolean":
             return rng.random() < 0.5
         case "array":
-            return (
-                []
-                if depth > 2
-                else [v for v in [sample(schema.get("items") or {}, rng, depth + 1)] if v is not None]
-            )
+            item = sample(schema.get("items") or {}, rng, depth + 1) if depth <= 2 else None
+            return [item] if item is not None else []
         case "object":
             members: dict[str, Any] = schema.get("properties") or {}
             must = set(cast("list[str]", schema.get("required") or [])) or set(list(members)[:1])

@@ -219,7 +219,8 @@ class ToolBench:
     def _bad_inputs(self, sem: ToolSemantics, cases: Sequence[TriedCase]) -> int:
         """Calls that the argument schema must refuse; raises nothing: a schema that lets them pass shows in
         the count."""
-        good = next((t.case.arguments for t in cases if not t.expected.refused), {})
+        fits = [t.case.arguments for t in cases if not t.expected.refused]
+        good: dict[str, Any] = fits[0] if fits else {}
         properties: dict[str, Any] = self.catalog.tools[sem.tool].parameters.get("properties") or {}
         wrong: list[dict[str, Any]] = [{**good, "no_such_argument": 1}] if properties else []
         wrong += [{**good, name: [[{}]]} for name in properties]
