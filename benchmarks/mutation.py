@@ -2,8 +2,8 @@
 
     python benchmarks/mutation.py [--limit N] [--seed S] [--survivors] DOC|BUNDLE...
 
-Of a document, the tools that the rules make of it; of a bundle, its tools, whoever wrote them. A table: tools,
-test calls, mutants by fate, score, seconds. ``--survivors`` lists what no test noticed.
+Of a document, the tools that the rules make of it; of a bundle, its tools, whoever wrote them. A table:
+tools, test calls, mutants by fate, score, seconds. ``--survivors`` lists what no test noticed.
 """
 
 from __future__ import annotations

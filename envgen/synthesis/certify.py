@@ -9,6 +9,7 @@ before some call have one gate more (`envgen.synthesis.conversations`).
 
 from __future__ import annotations
 
+import hashlib
 import random
 import re
 from collections.abc import Iterator, Sequence
@@ -152,7 +153,7 @@ class Duplicates:
 
     def __init__(self) -> None:
         self._same: dict[str, str] = {}
-        self._near: dict[tuple[str, ...], str] = {}
+        self._near: dict[bytes, str] = {}
         self._noted = 0
 
     def gate(self, task: Task) -> GateResult:
@@ -180,11 +181,13 @@ def _words(task: Task) -> list[str]:
     return re.findall(r"[\w.@:/-]*\w", task.instruction.casefold())
 
 
-def _masks(task: Task, words: list[str]) -> Iterator[tuple[str, ...]]:
-    """The instruction with each of its words left open, after the tools of the reference."""
-    tools = tuple(step.tool or step.kind for step in task.reference)
+def _masks(task: Task, words: list[str]) -> Iterator[bytes]:
+    """The instruction with each of its words left open, after the tools of the reference; as short digests: a
+    task costs a few kilobytes."""
+    tools = " ".join(step.tool or step.kind for step in task.reference)
     for index in range(len(words)):
-        yield (*tools, "", *words[:index], "*", *words[index + 1 :])
+        text = "\n".join([tools, *words[:index], "*", *words[index + 1 :]])
+        yield hashlib.blake2b(text.encode(), digest_size=12).digest()
 
 
 def _is_technical(name: str) -> bool:
