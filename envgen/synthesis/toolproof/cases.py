@@ -94,7 +94,19 @@ class CaseMaker:
             for about, arguments in stream:
                 mark = orjson.dumps([number % len(self.states), arguments], option=orjson.OPT_SORT_KEYS)
                 found.setdefault(mark, Case(state, arguments, about))
-        return [*self._long_lists(), *found.values()][:MAX_CASES]
+        return [*self._long_lists(), *self._twins(), *found.values()][:MAX_CASES]
+
+    def _twins(self) -> Iterator[Case]:
+        """A read by what two records share: which of them come first shows."""
+        records = list(self.states[0].get(self.col.name, {}).values())
+        if self.sem.writes_state or not self.sem.filters or self.col.singleton or not records:
+            return
+        target = records[0]
+        key: Any = 2000 if isinstance(target[self.col.key], int) else "ZZ2000"
+        table = {**self.states[0][self.col.name], str(key): {**target, self.col.key: key}}
+        state = {**self.states[0], self.col.name: table}
+        yield Case(state, self._arguments(state, target, optional=True), "two records alike")
+        yield Case(state, self._arguments(state, target, optional=False), "two records alike")
 
     def _long_lists(self) -> Iterator[Case]:
         """A list that is longer than a page is by default: the cut must show."""
