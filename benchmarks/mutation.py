@@ -1,8 +1,9 @@
 """Mutation score of the tests of generated tools, for each document.
 
-    python benchmarks/mutation.py [--limit N] [--seed S] [--survivors] DOC...
+    python benchmarks/mutation.py [--limit N] [--seed S] [--survivors] DOC|BUNDLE...
 
-A table: tools, test calls, mutants by fate, score, seconds. ``--survivors`` lists what no test noticed.
+Of a document, the tools that the rules make of it; of a bundle, its tools, whoever wrote them. A table:
+tools, test calls, mutants by fate, score, seconds. ``--survivors`` lists what no test noticed.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from pathlib import Path
 
 from envgen.errors import EnvgenError
 from envgen.proposers.rules import propose
+from envgen.store import load_bundle
+from envgen.synthesis.certify import draft_of
 from envgen.synthesis.toolproof.prove import proofs_of
 from envgen.synthesis.toolproof.score import MUTANTS_PER_TOOL, score_tools
 from envgen.tooldocs.read import read_tool_doc
@@ -35,8 +38,12 @@ def main() -> None:
     for path in options.documents:
         started = time.perf_counter()
         try:
-            doc = read_tool_doc(path)
-            draft = propose(doc)
+            if path.is_dir():
+                bundle = load_bundle(path)
+                doc, draft = bundle.doc, draft_of(bundle)
+            else:
+                doc = read_tool_doc(path)
+                draft = propose(doc)
         except EnvgenError as error:
             print(f"| {path.name} | refused: {str(error)[:80]} |")
             continue
@@ -55,7 +62,7 @@ def main() -> None:
             if verdict.fate in ("survived", "no difference found"):
                 mutant = verdict.mutant
                 print(
-                    f"    {verdict.fate}: {mutant.tool}: {mutant.kind}: {mutant.line[:110]} {verdict.by[:120]}"
+                    f"    {verdict.fate}: {mutant.tool}: {mutant.kind}: {mutant.line[:100]} {verdict.by[:99]}"
                 )
     born = sum(totals.values()) - totals["stillborn"]
     cells = " | ".join(str(totals[fate]) for fate in FATES)

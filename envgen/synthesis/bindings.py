@@ -1,13 +1,13 @@
 """Gate 7: what the instruction says fits one record only, or every record that it fits is accepted.
 
 The gate looks for other readings instead of trusting how the task was made. For each key in the reference
-that a look-up led to, it takes what the user says about that record (the texts of the record
-and of the records it belongs to) and searches the whole initial state for others of which the same holds,
-also where the reference never looks. Each one found is executed: the reference with that record in its place,
-later look-ups and conclusions worked out again. If the run goes through and ends in a state that is not
-accepted, the goal is ambiguous. A run that the environment refuses, or in which a later look-up finds nothing,
-is no other reading: the agent learns there that it was wrong. A key that a conclusion led to (the cheapest,
-all that are open) is bound by the conclusion: no two records may share the extreme value, and the records
+that a look-up led to, it takes what the user says about that record (the texts of the record and of the
+records it belongs to) and searches the whole initial state for others of which the same holds, also where
+the reference never looks. Each one found is executed: the reference with that record in its place, later
+look-ups and conclusions worked out again. If the run goes through and ends in a state that is not accepted,
+the goal is ambiguous. A run that the environment refuses, or in which a later look-up finds nothing, is no
+other reading: the agent learns there that it was wrong. A key that a conclusion led to (the cheapest, all
+that are open) is bound by the conclusion: no two records may share the extreme value, and the records
 compared are those below a record that is looked up, which the search covers.
 """
 

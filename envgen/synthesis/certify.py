@@ -1,14 +1,15 @@
 """Gates of DESIGN.md §7: every task proves itself before it ships, with no model.
 
-1 replay · 2 noop · 3 write_dropped · 4 mutants · 5 equivalents · 6 knowable · 7 binding · 8 leak · 9 duplicate. Gate 1
-runs in fresh processes for a whole bundle at once (`envgen.synthesis.replay`), gate 9 looks at all tasks of a
-bundle; the others run here on one task, on the real functions and the real grader. What the user does with
-tools of its own counts as a write like the agent's. Tasks that want a go-ahead before some call have one gate
-more (`envgen.synthesis.conversations`).
+1 replay · 2 noop · 3 write_dropped · 4 mutants · 5 equivalents · 6 knowable · 7 binding · 8 leak · 9
+duplicate. Gate 1 runs in fresh processes for a whole bundle at once (`envgen.synthesis.replay`), gate 9
+looks at all tasks of a bundle; the others run here on one task, on the real functions and the real grader.
+What the user does with tools of its own counts as a write like the agent's. Tasks that want a go-ahead
+before some call have one gate more (`envgen.synthesis.conversations`).
 """
 
 from __future__ import annotations
 
+import hashlib
 import random
 import re
 from collections.abc import Iterator, Sequence
@@ -154,7 +155,7 @@ class Duplicates:
 
     def __init__(self) -> None:
         self._same: dict[str, str] = {}
-        self._near: dict[tuple[str, ...], str] = {}
+        self._near: dict[bytes, str] = {}
         self._noted = 0
 
     def gate(self, task: Task) -> GateResult:
@@ -182,11 +183,13 @@ def _words(task: Task) -> list[str]:
     return re.findall(r"[\w.@:/-]*\w", task.instruction.casefold())
 
 
-def _masks(task: Task, words: list[str]) -> Iterator[tuple[str, ...]]:
-    """The instruction with each of its words left open, after the tools of the reference."""
-    tools = tuple(step.tool or step.kind for step in task.reference)
+def _masks(task: Task, words: list[str]) -> Iterator[bytes]:
+    """The instruction with each of its words left open, after the tools of the reference; as short digests: a
+    task costs a few kilobytes."""
+    tools = " ".join(step.tool or step.kind for step in task.reference)
     for index in range(len(words)):
-        yield (*tools, "", *words[:index], "*", *words[index + 1 :])
+        text = "\n".join([tools, *words[:index], "*", *words[index + 1 :]])
+        yield hashlib.blake2b(text.encode(), digest_size=12).digest()
 
 
 def _is_technical(name: str) -> bool:

@@ -103,17 +103,24 @@ def chosen(found: tuple[Community, ...], name: str) -> Community:
 def _joined(
     doc: ToolDoc, draft: EnvironmentDraft, graph: nx.Graph[str], parts: list[set[str]]
 ) -> list[set[str]]:
-    """Communities that are too small or cannot stand alone join the one they are tied to most."""
-    while len(parts) > 1:
-        weak = next((p for p in reversed(parts) if len(p) < LEAST or not _stands(doc, draft, p)), None)
+    """Communities that are too small or cannot stand alone join the one they are tied to most; without a tie
+    to any they stay what they are."""
+    alone: list[set[str]] = []
+    while True:
+        weak = next(
+            (p for p in reversed(parts) if p not in alone and (len(p) < LEAST or not _stands(doc, draft, p))),
+            None,
+        )
         if weak is None:
             return parts
         others = [p for p in parts if p is not weak]
-        ties = {id(p): _ties(graph, weak, p) for p in others}
-        best = max(others, key=lambda p: (ties[id(p)], -len(p)))
+        lone = weak
+        best = max(others, key=lambda p: (_ties(graph, lone, p), -len(p)), default=lone)
+        if best is lone or not _ties(graph, lone, best):
+            alone.append(weak)
+            continue
         best |= weak
         parts = others
-    return parts
 
 
 def _ties(graph: nx.Graph[str], one: set[str], other: set[str]) -> int:

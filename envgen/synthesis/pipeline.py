@@ -155,7 +155,7 @@ def make_bundle(
     chosen = set(ids[:heldout])
     return replace(
         bundle,
-        manifest={**bundle.manifest, **(provenance or {})},
+        manifest={**bundle.manifest, **(provenance or {}), **proven.account},
         provenance=origins(doc, draft, proven.proofs),
         certificates=tuple(Certificate(task_id=task.id, gates=gates) for task, gates in kept),
         splits={

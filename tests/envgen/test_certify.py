@@ -52,7 +52,15 @@ def last(good: Task) -> ReferenceStep:
 def test_good_tasks_pass_every_gate() -> None:
     for good in bundle().tasks:
         gates = {g.gate: g for g in prover().gates(good)}
-        assert set(gates) == {"leak", "knowable", "noop", "write_dropped", "equivalents", "mutants"}
+        assert set(gates) == {
+            "leak",
+            "knowable",
+            "binding",
+            "noop",
+            "write_dropped",
+            "equivalents",
+            "mutants",
+        }
         assert all(g.passed for g in gates.values())
         assert 10 <= gates["mutants"].tried <= 12
     assert certify(bundle(), bundle().tasks[0]).certified

@@ -125,6 +125,30 @@ def test_corrupted_bundle_is_named(run, tmp_path: Path, bundle: Bundle) -> None:
         assert done.code == 2 and "tools.py" in done.err and done.err.count("\n") == 1
 
 
+def test_synth_replaces_a_bundle_only_when_told(
+    run, tmp_path: Path, bundle: Bundle, examples_dir: Path
+) -> None:
+    write_bundle(bundle, tmp_path / "b")
+    before = (tmp_path / "b" / "manifest.json").read_bytes()
+    arguments = [
+        "synth",
+        examples_dir / "museum_openapi31.yaml",
+        "-o",
+        tmp_path / "b",
+        "--tasks",
+        2,
+        "--heldout",
+        1,
+    ]
+    done = run(*arguments)
+    assert done.code == 2 and "--force" in done.err
+    assert (tmp_path / "b" / "manifest.json").read_bytes() == before
+    assert run(*arguments, "--force").code == 0
+    assert (tmp_path / "b" / "manifest.json").read_bytes() != before
+    shown = run("show", tmp_path / "b", "--provenance")
+    assert shown.code == 0 and "/paths/~1museum-hours/get" in shown.out
+
+
 # -------------------------------------------------------------------------------- lint, synth, validate, show
 def test_lint(run, examples_dir: Path) -> None:
     done = run("lint", examples_dir / "museum_openapi31.yaml")

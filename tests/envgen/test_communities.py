@@ -25,10 +25,16 @@ def family(noun: str, parent: str = "") -> list[ToolSpec]:
     above = (param(f"{parent}_id"),) if parent else ()
     return [
         ToolSpec(name=f"list_{noun}s", params=above, pointer=f"/{noun}/0"),
-        ToolSpec(name=f"create_{noun}", params=(*above, param("name"), param("color", False)), pointer=f"/{noun}/1"),
-        ToolSpec(name=f"update_{noun}", params=(param(f"{noun}_id"), param("name", False), param("color", False)), pointer=f"/{noun}/2"),
+        ToolSpec(
+            name=f"create_{noun}", params=(*above, param("name"), param("color", False)), pointer=f"/{noun}/1"
+        ),
+        ToolSpec(
+            name=f"update_{noun}",
+            params=(param(f"{noun}_id"), param("name", False), param("color", False)),
+            pointer=f"/{noun}/2",
+        ),
         ToolSpec(name=f"delete_{noun}", params=(param(f"{noun}_id"),), pointer=f"/{noun}/3"),
-    ]  # fmt: skip
+    ]
 
 
 def doc_of(*families: list[ToolSpec]) -> ToolDoc:
@@ -103,7 +109,7 @@ def test_synth_writes_one_bundle_for_each_or_a_chosen_one(
 
     doc = doc_of(family("farm"), family("barn", "farm"), family("ship"), family("cabin", "ship"))
 
-    def make(draft, progress):  # noqa: ANN001, ANN202
+    def make(draft, progress):
         return make_bundle(doc, draft, tasks=4, heldout=1, seed=0, progress=progress)
 
     synth_communities(doc, tmp_path / "all", "", make, force=False)

@@ -30,7 +30,8 @@ def test_counts_add_up_and_every_task_is_certified(examples_dir: Path) -> None:
     assert report.tools_total == 20 == report.tools_implemented + len(report.refused)
     assert report.tasks_certified == len(made.tasks) == len(made.certificates) == 60
     assert report.tasks_sampled == report.tasks_certified + sum(report.dropped.values())
-    wanted = ["replay", "leak", "knowable", "noop", "write_dropped", "equivalents", "mutants", "duplicate"]
+    wanted = ["replay", "leak", "knowable", "binding", "noop", "write_dropped", "equivalents", "mutants"]
+    wanted.append("duplicate")
     for task, certificate in zip(made.tasks, made.certificates, strict=True):
         assert certificate.task_id == task.id and certificate.certified
         assert [g.gate for g in certificate.gates] == wanted

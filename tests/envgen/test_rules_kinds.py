@@ -36,21 +36,78 @@ DOC = ToolDoc(
     source="crates.json",
     sha256="0" * 64,
     tools=(
-        tool("get_crate_info", "Get the details of a crate.", gives(field("weight", "number"), field("volume", "number")), field("code", description="Code of the crate.")),
-        tool("get_available_crates", "Get a list of crate codes in the given zone.", listing("crate_list"), field("zone")),
-        tool("filter_crates_by_weight", "Filter crates by a weight range.", listing("filtered"), field("crates", "array", items=field("item")), field("min_weight", "number"), field("max_weight", "number")),
-        tool("get_code_by_label", "Get the code of a crate by label.", gives(field("code", description='Code, or "Unknown crate" if not available.')), field("label")),
-        tool("add_to_worklist", "Add a crate to the worklist.", listing("worklist"), field("crate", description="Code of the crate to add.")),
-        tool("remove_crate_from_worklist", "Remove a crate from the worklist.", gives(field("status", description="Status of the removal operation.")), field("code", description="Code of the crate to remove.")),
+        tool(
+            "get_crate_info",
+            "Get the details of a crate.",
+            gives(field("weight", "number"), field("volume", "number")),
+            field("code", description="Code of the crate."),
+        ),
+        tool(
+            "get_available_crates",
+            "Get a list of crate codes in the given zone.",
+            listing("crate_list"),
+            field("zone"),
+        ),
+        tool(
+            "filter_crates_by_weight",
+            "Filter crates by a weight range.",
+            listing("filtered"),
+            field("crates", "array", items=field("item")),
+            field("min_weight", "number"),
+            field("max_weight", "number"),
+        ),
+        tool(
+            "get_code_by_label",
+            "Get the code of a crate by label.",
+            gives(field("code", description='Code, or "Unknown crate" if not available.')),
+            field("label"),
+        ),
+        tool(
+            "add_to_worklist",
+            "Add a crate to the worklist.",
+            listing("worklist"),
+            field("crate", description="Code of the crate to add."),
+        ),
+        tool(
+            "remove_crate_from_worklist",
+            "Remove a crate from the worklist.",
+            gives(field("status", description="Status of the removal operation.")),
+            field("code", description="Code of the crate to remove."),
+        ),
         tool("get_worklist", "Get the worklist.", listing("worklist")),
-        tool("get_account_info", "Get account information.", gives(field("account_id", "integer"), field("balance", "number"))),
-        tool("fund_account", "Fund the account.", gives(field("new_balance", "number")), field("amount", "number")),
-        tool("withdraw_funds", "Withdraw funds.", gives(field("new_balance", "number")), field("amount", "number")),
-        tool("place_order", "Place an order.", gives(field("order_id", "integer"), field("code")), field("code", description="Code of the crate to move."), field("amount", "integer")),
-        tool("get_order_details", "Get the details of an order.", gives(field("id", "integer"), field("code"), field("amount", "integer")), field("order_id", "integer")),
+        tool(
+            "get_account_info",
+            "Get account information.",
+            gives(field("account_id", "integer"), field("balance", "number")),
+        ),
+        tool(
+            "fund_account",
+            "Fund the account.",
+            gives(field("new_balance", "number")),
+            field("amount", "number"),
+        ),
+        tool(
+            "withdraw_funds",
+            "Withdraw funds.",
+            gives(field("new_balance", "number")),
+            field("amount", "number"),
+        ),
+        tool(
+            "place_order",
+            "Place an order.",
+            gives(field("order_id", "integer"), field("code")),
+            field("code", description="Code of the crate to move."),
+            field("amount", "integer"),
+        ),
+        tool(
+            "get_order_details",
+            "Get the details of an order.",
+            gives(field("id", "integer"), field("code"), field("amount", "integer")),
+            field("order_id", "integer"),
+        ),
         tool("get_order_history", "Get the order ID history.", listing("order_history", "integer")),
     ),
-)  # fmt: skip
+)
 
 
 @pytest.fixture(scope="module")
@@ -149,13 +206,35 @@ def test_numbers_per_value_and_parts_of_a_record() -> None:
             source="pets.json",
             sha256="0" * 64,
             tools=(
-                tool("addPet", "Add a pet.", pet, field("name"), field("status", enum=("available", "sold")), method="post", path="/pet"),
+                tool(
+                    "addPet",
+                    "Add a pet.",
+                    pet,
+                    field("name"),
+                    field("status", enum=("available", "sold")),
+                    method="post",
+                    path="/pet",
+                ),
                 tool("getPets", "All pets.", field("out", "array", items=pet), method="get", path="/pet"),
-                tool("getPet", "A pet.", pet, field("id", "integer", location="path"), method="get", path="/pet/{id}"),
-                tool("getInventory", "Returns a map of status codes to quantities.", counts, method="get", path="/store/inventory", summary="Pets by status"),
+                tool(
+                    "getPet",
+                    "A pet.",
+                    pet,
+                    field("id", "integer", location="path"),
+                    method="get",
+                    path="/pet/{id}",
+                ),
+                tool(
+                    "getInventory",
+                    "Returns a map of status codes to quantities.",
+                    counts,
+                    method="get",
+                    path="/store/inventory",
+                    summary="Pets by status",
+                ),
             ),
         )
-    )  # fmt: skip
+    )
     pets = {
         str(n): {"id": n, "name": f"p{n}", "status": s}
         for n, s in enumerate(("sold", "available", "sold"), 1)
@@ -169,15 +248,33 @@ def test_numbers_per_value_and_parts_of_a_record() -> None:
             source="users.json",
             sha256="0" * 64,
             tools=(
-                tool("listRoles", "List all roles.", field("out", "array", items=gives(field("roleId"), field("roleName")))),
+                tool(
+                    "listRoles",
+                    "List all roles.",
+                    field("out", "array", items=gives(field("roleId"), field("roleName"))),
+                ),
                 tool("deleteUser", "Delete a user.", gives(field("success")), field("userId")),
                 tool("createRole", "Create a role.", gives(field("roleId")), field("roleName")),
-                tool("getUserProfile", "The profile.", gives(field("userProfile", "object")), field("userId")),
-                tool("updateUserProfile", "Update it.", gives(field("success")), field("userId"), field("profileData", "object")),
-                tool("assignUserRole", "Assign a role to a user.", gives(field("success")), field("userId"), field("roleId")),
+                tool(
+                    "getUserProfile", "The profile.", gives(field("userProfile", "object")), field("userId")
+                ),
+                tool(
+                    "updateUserProfile",
+                    "Update it.",
+                    gives(field("success")),
+                    field("userId"),
+                    field("profileData", "object"),
+                ),
+                tool(
+                    "assignUserRole",
+                    "Assign a role to a user.",
+                    gives(field("success")),
+                    field("userId"),
+                    field("roleId"),
+                ),
             ),
         )
-    )  # fmt: skip
+    )
     play = Play(
         users, {"users": {"U1": {"userId": "U1", "profileData": {"a": 1}}}, "roles": {"R1": {"roleId": "R1"}}}
     )

@@ -1,5 +1,5 @@
-"""Tools prove themselves: right ones pass, each kind of wrong one fails at its own check, and the tests notice
-seeded mutants."""
+"""Tools prove themselves: right ones pass, each kind of wrong one fails at its own check, and the tests
+notice seeded mutants."""
 
 from __future__ import annotations
 
@@ -204,6 +204,7 @@ def test_a_tool_that_fails_goes_with_what_depends_on_it() -> None:
             reasons[name] == "it needs a key of books, and what showed one is gone (list_books, create_book)"
         )
     assert {s.tool for s in proven.draft.semantics} == {"list_shelves", "create_shelf"}
+    assert proven.account == {"tools_failed": {"result": 1, "state": 1}}
     assert [c.name for c in proven.draft.state_schema.collections] == ["shelves"]
     assert "def list_books" not in proven.draft.source and "def create_shelf" in proven.draft.source
     assert set(load_tools(proven.draft.source)) == {t.name for t in proven.draft.tools}
@@ -221,6 +222,7 @@ def test_nothing_left_is_a_refusal() -> None:
 def test_a_draft_without_failures_is_left_as_it_is() -> None:
     doc, draft = library()
     proven = prove_tools(draft, doc)
+    assert proven.account == {}
     assert proven.draft is draft and set(proven.proofs) == {s.tool for s in draft.semantics}
 
 

@@ -204,7 +204,8 @@ def _read_params(entity: Entity, target: Target, everyone: dict[tuple[str, ...],
                 and words == _said_by(target, words)
                 and not is_paging(spec.name)
             ):
-                noted = f"{spec.pointer} (assumption: {target.tool.name} goes by it, so {entity.entity} records have it)"
+                why = f"{target.tool.name} goes by it, so {entity.entity} records have it"
+                noted = f"{spec.pointer} (assumption: {why})"
                 entity.put(state_field(spec, required=True).model_copy(update={"provenance": noted}))
     named = named_params(target)
     if target.verb in ("create", "update", "set", "move"):

@@ -65,9 +65,9 @@ def _natural_reads(targets: list[Target]) -> None:
         output, needed = target.tool.output, _needed(target)
         plain = [p for p in output.properties if p.type in _SCALARS] if output is not None else []
         one = len(needed) == 1 and len(target.tool.params) == 1 and needed[0].type in ("string", "integer")
+        one = one and split_words(needed[0].name)[-1] in _TEXT_KEYS
         if one and len(plain) >= 2 and not paths.is_list_output(output) and not target.after:
-            if split_words(needed[0].name)[-1] in _TEXT_KEYS:
-                _accept(target, "get", target.entity, needed[0].name)
+            _accept(target, "get", target.entity, needed[0].name)
 
 
 def natural_keys(targets: list[Target]) -> dict[str, tuple[str, ...]]:
@@ -89,9 +89,9 @@ def _lookups(targets: list[Target]) -> None:
         entity = keys.get(output.properties[0].name)
         words = split_words(target.tool.said_name)
         by = words[words.index("by") + 1 :] if "by" in words else []
-        if entity is not None and len(needed) == 1 and split_words(needed[0].name) == by:
-            if set(entity) <= set(split_words(target.tool.description)):
-                _accept(target, "lookup", entity)
+        named = len(needed) == 1 and split_words(needed[0].name) == by
+        if entity is not None and named and set(entity) <= set(split_words(target.tool.description)):
+            _accept(target, "lookup", entity)
 
 
 def _key_lists(targets: list[Target]) -> None:
@@ -186,9 +186,9 @@ def _assignments(targets: list[Target]) -> None:
         stems = {p.name: id_stem(p.name) for p in _needed(target)}
         owner = next((e for e in known if (*target.before,) == e), None)
         keys = [name for name, stem in stems.items() if stem == owner]
-        if owner is not None and target.entity in known and len(keys) == 1:
-            if any(stem == target.entity for stem in stems.values()):
-                _accept(target, "update", owner, keys[0])
+        both = target.entity in known and target.entity in stems.values()
+        if owner is not None and both and len(keys) == 1:
+            _accept(target, "update", owner, keys[0])
 
 
 def _tallies(targets: list[Target]) -> None:

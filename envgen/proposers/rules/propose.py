@@ -8,9 +8,9 @@ from envgen.errors import RefusedDocument
 from envgen.proposers.rules.describe import agent_tool, policy_text
 from envgen.proposers.rules.entities import build_entities
 from envgen.proposers.rules.entity import Entity, address_params
+from envgen.proposers.rules.kinds import recognise, scalar_list
 from envgen.proposers.rules.parts import Refused, World
 from envgen.proposers.rules.semantics import semantics_of
-from envgen.proposers.rules.kinds import recognise, scalar_list
 from envgen.proposers.rules.targets import Target, general_refusal, resolve
 from envgen.proposers.rules.words import a
 from envgen.synthesis.functions import generate_source

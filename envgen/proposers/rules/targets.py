@@ -51,7 +51,7 @@ class Target:
     singleton: bool = False
     refusal: str = ""
     part: dict[str, str] = field(default_factory=dict[str, str])
-    """What `envgen.proposers.rules.kinds` found: result property -> field shown, or ``by`` -> field counted."""
+    """What `envgen.proposers.rules.kinds` found: result property -> field shown, ``by`` -> field counted."""
 
 
 def resolve(doc: ToolDoc) -> list[Target]:

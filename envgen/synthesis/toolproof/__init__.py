@@ -1,1 +1,1 @@
-"""Tools prove themselves before tasks are made of them: cases with expected outcomes, checks, code mutants."""
+"""Tools prove themselves before tasks are made: cases with expected outcomes, checks, code mutants."""

@@ -45,13 +45,27 @@ def worlds(catalog: Catalog, seed: int, count: int = WORLDS) -> list[StateData]:
     """Small whole states of an environment, for all of its tools. Deterministic from ``seed``."""
     collections = catalog.schema.collections
     names = [(c.name, f.name) for c in collections for f in c.fields]
+    busy = Counter(c.name for c in collections)
     states: list[StateData] = []
     for number in range(count):
         rng = random.Random(f"toolproof/{seed}/{number}")
         maker = ValueMaker(ValuePool(seed), rng, TODAY)
         needs = set(names) if number % 2 == 0 else {name for name in names if rng.random() < 0.5}
-        states.append(build_world(catalog, maker, rng, Needs(needs, Counter(c.name for c in collections))).state)
+        state = build_world(catalog, maker, rng, Needs(needs, busy)).state
+        _complete(catalog, state, maker)
+        states.append(state)
     return states
+
+
+def _complete(catalog: Catalog, state: StateData, maker: ValueMaker) -> None:
+    """Fill required fields that stayed empty because no value was left that no other record has."""
+    for collection in catalog.schema.collections:
+        for record in state.get(collection.name, {}).values():
+            for item in collection.fields:
+                if item.required and item.name not in record and not item.references:
+                    value = maker.value(collection, item)
+                    if value is not None:
+                        record[item.name] = value
 
 
 class CaseMaker:
@@ -82,7 +96,19 @@ class CaseMaker:
             for about, arguments in stream:
                 mark = orjson.dumps([number % len(self.states), arguments], option=orjson.OPT_SORT_KEYS)
                 found.setdefault(mark, Case(state, arguments, about))
-        return [*self._long_lists(), *found.values()][:MAX_CASES]
+        return [*self._long_lists(), *self._twins(), *found.values()][:MAX_CASES]
+
+    def _twins(self) -> Iterator[Case]:
+        """A read by what two records share: which of them come first shows."""
+        records = list(self.states[0].get(self.col.name, {}).values())
+        if self.sem.writes_state or not self.sem.filters or self.col.singleton or not records:
+            return
+        target = records[0]
+        key: Any = 2000 if isinstance(target[self.col.key], int) else "ZZ2000"
+        table = {**self.states[0][self.col.name], str(key): {**target, self.col.key: key}}
+        state = {**self.states[0], self.col.name: table}
+        yield Case(state, self._arguments(state, target, optional=True), "two records alike")
+        yield Case(state, self._arguments(state, target, optional=False), "two records alike")
 
     def _long_lists(self) -> Iterator[Case]:
         """A list that is longer than a page is by default: the cut must show."""
@@ -130,14 +156,17 @@ class CaseMaker:
     def _with(
         self, base: dict[str, Any], about: str, binding: ParamBinding, value: Any
     ) -> Iterator[tuple[str, dict[str, Any]]]:
-        if value is None:
-            return
+        if value is not None:
+            yield f"{about}: {binding.param}", self._placed(base, binding, value)
+
+    def _placed(self, base: dict[str, Any], binding: ParamBinding, value: Any) -> dict[str, Any]:
+        """A copy of the arguments with one more; without it where it is a member of an argument that is
+        given whole, or no value."""
         arguments: dict[str, Any] = orjson.loads(orjson.dumps(base))
-        try:
+        root = binding.param.split(".")[0]
+        if value is not None and (root == binding.param or isinstance(arguments.get(root, {}), dict)):
             place_argument(arguments, binding.param, value)
-        except ValueError:
-            return  # the member of an argument that is itself given whole
-        yield f"{about}: {binding.param}", arguments
+        return arguments
 
     def _kept(
         self, state: StateData, target: Record | None, least: dict[str, Any]
@@ -204,7 +233,8 @@ class CaseMaker:
             return
         for value in held[:2]:
             yield "a value another record has", value
-        for value in (0, "", False, [], 0.5):
+        empty: tuple[Any, ...] = (0, "", False, [], 0.5)
+        for value in empty:
             yield "an empty value", value
         for _ in range(2):
             yield "a fresh value", self._fresh(binding, item)
@@ -212,8 +242,8 @@ class CaseMaker:
     def _edges(
         self, binding: ParamBinding, item: StateField | None, held: list[Any]
     ) -> Iterator[tuple[str, Any]]:
-        flat = [v for h in held for v in (cast("list[Any]", h) if isinstance(h, list) else [h])]
-        flat = [v.get("name") if isinstance(v, dict) else v for v in flat][:4]  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+        single = [v for h in held for v in (cast("list[Any]", h) if isinstance(h, list) else [h])]
+        flat: list[Any] = [_shown(v) for v in single][:4]
         options: list[Any] = list(item.enum) if item is not None else []
         said: list[Any] = self.catalog.parameter(self.sem.tool, binding.param).get("enum") or []
         flat += [v for v in (*options, *said) if v not in flat]
@@ -248,8 +278,7 @@ class CaseMaker:
             for binding in self.bindings:
                 edges = [v for _, v in self._odd(state, binding, target) if v is not None]
                 if edges and self.rng.random() < 0.25:
-                    for _, arguments in self._with(arguments, "", binding, self.rng.choice(edges)):
-                        pass
+                    arguments = self._placed(arguments, binding, self.rng.choice(edges))
             yield "random", arguments
 
     # ------------------------------------------------------------------------------------------- arguments
@@ -265,8 +294,7 @@ class CaseMaker:
             wanted = self.rng.random() < 0.5 if optional is None else optional
             if not needed and not wanted:
                 continue
-            for _, arguments in self._with(arguments, "", binding, self._fit(state, binding, target)):
-                pass
+            arguments = self._placed(arguments, binding, self._fit(state, binding, target))
         known = {b.param.split(".")[0] for b in self.bindings}
         for name in sorted(self.required):
             if name.split(".")[0] not in known and name not in self.sem.paging:
@@ -286,7 +314,7 @@ class CaseMaker:
         owner = self.schema.collection(binding.collection)
         own_key = binding.field == owner.key and not owner.singleton
         makes_key = self.sem.verb == "create" and not self.col.key_generated and owner is self.col
-        return binding.collection if own_key and not makes_key and binding is not None else ""
+        return binding.collection if own_key and not makes_key else ""
 
     def _fit(self, state: StateData, binding: ParamBinding, target: Record | None) -> Any:
         """A value that suits a record: its own key and parents, a filter that finds it, a fresh value."""
@@ -309,9 +337,8 @@ class CaseMaker:
             wants_list = self.catalog.parameter(self.sem.tool, binding.param).get("type") == "array"
             if isinstance(own, list) and not wants_list:
                 items = cast("list[Any]", own)
-                first = items[0] if items else None
-                return cast("Any", first.get("name")) if isinstance(first, dict) else first  # pyright: ignore[reportUnknownMemberType]
-            return [own] if wants_list and not isinstance(own, list) else own
+                return _shown(items[0]) if items else None
+            return [own] if wants_list and not isinstance(own, list) else cast("Any", own)
         return self._fresh(binding, item)
 
     def _fresh(self, binding: ParamBinding, item: StateField | None) -> Any:
@@ -320,6 +347,11 @@ class CaseMaker:
         if item is not None:
             value = self.maker.value(self.schema.collection(binding.collection), item, schema)
         return sample(schema, self.rng) if value is None else value
+
+
+def _shown(item: Any) -> Any:
+    """An item of a list as a filter names it: objects by their name."""
+    return cast("dict[str, Any]", item).get("name") if isinstance(item, dict) else item
 
 
 def sample(schema: dict[str, Any], rng: random.Random, depth: int = 0) -> Any:
@@ -335,11 +367,8 @@ def sample(schema: dict[str, Any], rng: random.Random, depth: int = 0) -> Any:
         case "boolean":
             return rng.random() < 0.5
         case "array":
-            return (
-                []
-                if depth > 2
-                else [v for v in [sample(schema.get("items") or {}, rng, depth + 1)] if v is not None]
-            )
+            item = sample(schema.get("items") or {}, rng, depth + 1) if depth <= 2 else None
+            return [item] if item is not None else []
         case "object":
             members: dict[str, Any] = schema.get("properties") or {}
             must = set(cast("list[str]", schema.get("required") or [])) or set(list(members)[:1])

@@ -1,8 +1,8 @@
 """Seeded wrong versions of a tool's function: one small change each, as a syntax tree.
 
-Changed are the tool's own function and the helpers that were written for records (``show_…``, ``drop_…``), not
-the three helpers that every module shares, and neither texts of refusals nor docstrings: what a refusal says
-is no promise that a test can hold it to.
+Changed are the tool's own function and the helpers that were written for records (``show_…``, ``drop_…``),
+not the three helpers that every module shares, and neither texts of refusals nor docstrings: what a refusal
+says is no promise that a test can hold it to.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import copy
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from envgen.runtime.parsing import parse_source
 from envgen.synthesis.source_text import identifier, literal
@@ -141,9 +141,10 @@ class _Change:
         if self.kind:
             return
         if isinstance(value, list):
-            for item in list(value):  # pyright: ignore[reportUnknownVariableType]
+            items = cast("list[Any]", value)
+            for item in list(items):
                 if isinstance(item, ast.AST):
-                    self._expression(item, lambda new, v=value, i=item: _swap(v, i, new))  # pyright: ignore[reportUnknownArgumentType]
+                    self._expression(item, lambda new, i=item: _swap(items, i, new))
         elif isinstance(value, ast.AST):
             self._expression(value, lambda new: setattr(parent, field, new))
 

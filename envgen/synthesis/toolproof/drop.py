@@ -5,13 +5,14 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from envgen.proposers.rules.propose import check_usable
 from envgen.runtime.parsing import parse_source
 from envgen.synthesis.functions import generate_source
 from envgen.synthesis.schema import field_of
 from envgen.synthesis.source_text import identifier, literal
-from envgen.synthesis.toolproof.prove import ToolBench, ToolProof, tools_of
+from envgen.synthesis.toolproof.prove import ToolBench, ToolProof, counts, tools_of
 from envgen.types import EnvironmentDraft, StateSchema, ToolDoc, ToolSemantics
 
 
@@ -21,6 +22,12 @@ class Proven:
 
     draft: EnvironmentDraft
     proofs: dict[str, ToolProof]
+
+    @property
+    def account(self) -> dict[str, Any]:
+        """For the bundle's manifest: failed tools by the check they failed; empty when all passed."""
+        failed = counts(tuple(self.proofs.values()))
+        return {"tools_failed": failed} if failed else {}
 
 
 def prove_tools(draft: EnvironmentDraft, doc: ToolDoc, seed: int = 0) -> Proven:

@@ -240,7 +240,7 @@ class _Call:
             str(self.value(ordering.direction_param)).lower() == "desc"
         )
         missing = [r for r in found if name not in r]
-        held = sorted((r for r in found if name in r), key=lambda r: cast("Any", r[name]), reverse=down)
+        held = sorted((r for r in found if name in r), key=lambda r: r[name], reverse=down)
         return [*held, *missing] if down else [*missing, *held]
 
     def _page(self, found: list[Record], total: int) -> tuple[list[Record], int, dict[str, int]]:

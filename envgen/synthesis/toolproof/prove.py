@@ -131,6 +131,9 @@ class ToolBench:
             return "defect", str(error)
         expected = tried.expected
         said = f"{tried.case.about}, {orjson.dumps(tried.case.arguments).decode()[:240]}"
+        idle = sem.writes_state and not expected.refused and not expected.changes and not changes
+        if outcome.is_error and idle and not self.vetted:
+            return "", ""  # a model's function may refuse to change nothing: no promise is broken
         if outcome.is_error != expected.refused:
             wanted = f"a refusal ({expected.why})" if expected.refused else "success"
             got = f"refuses: {outcome.value}" if outcome.is_error else "succeeds"
@@ -216,7 +219,8 @@ class ToolBench:
     def _bad_inputs(self, sem: ToolSemantics, cases: Sequence[TriedCase]) -> int:
         """Calls that the argument schema must refuse; raises nothing: a schema that lets them pass shows in
         the count."""
-        good = next((t.case.arguments for t in cases if not t.expected.refused), {})
+        fits = [t.case.arguments for t in cases if not t.expected.refused]
+        good: dict[str, Any] = fits[0] if fits else {}
         properties: dict[str, Any] = self.catalog.tools[sem.tool].parameters.get("properties") or {}
         wrong: list[dict[str, Any]] = [{**good, "no_such_argument": 1}] if properties else []
         wrong += [{**good, name: [[{}]]} for name in properties]
