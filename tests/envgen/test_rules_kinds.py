@@ -283,3 +283,49 @@ def test_numbers_per_value_and_parts_of_a_record() -> None:
     assert play.table("users")["U1"]["roleId"] == "R1"
     with pytest.raises(ToolError, match="No role R9"):
         play("assignUserRole", userId="U1", roleId="R9")
+
+
+def test_one_child_of_each_record() -> None:
+    item = gives(field("sid"), field("name"))
+    request = gives(field("category"), field("status", required=False))
+    shown = gives(field("sid"), field("url"), field("mail", "object"))
+    path = "/Items/{ItemSid}"
+    in_path = field("ItemSid", location="path")
+    draft = propose(
+        ToolDoc(
+            title="Items",
+            format="openapi-3.0",
+            source="items.json",
+            sha256="0" * 64,
+            tools=(
+                tool("createItem", "Make one.", item, field("name"), method="post", path="/Items"),
+                tool("listItems", "All.", field("out", "array", items=item), method="get", path="/Items"),
+                tool("getItem", "One.", item, in_path, method="get", path=path),
+                tool("deleteItem", "Gone.", item, in_path, method="delete", path=path),
+                tool(
+                    "askApproval",
+                    "Ask for it.",
+                    request,
+                    in_path,
+                    field("category"),
+                    method="post",
+                    path=f"{path}/ApprovalRequests/mail",
+                ),
+                tool(
+                    "getApproval", "Shows it.", shown, in_path, method="get", path=f"{path}/ApprovalRequests"
+                ),
+            ),
+        )
+    )
+    assert [d.tool for d in draft.decisions if not d.implemented] == []
+    play = Play(draft, {"items": {"I1": {"sid": "I1", "name": "a"}}, "approval_requests": {}})
+    with pytest.raises(ToolError, match="No approval request I1"):
+        play("getApproval", ItemSid="I1")
+    assert play("askApproval", ItemSid="I1", category="news") == {"category": "news"}
+    assert play("getApproval", ItemSid="I1") == {"sid": "I1", "mail": {"ItemSid": "I1", "category": "news"}}
+    with pytest.raises(ToolError, match="already exists"):
+        play("askApproval", ItemSid="I1", category="other")
+    with pytest.raises(ToolError, match="No item I9"):
+        play("askApproval", ItemSid="I9", category="news")
+    play("deleteItem", ItemSid="I1")
+    assert play.table("approval_requests") == {}  # it belonged to the item

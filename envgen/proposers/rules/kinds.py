@@ -11,12 +11,24 @@ import re
 
 from envgen.proposers.rules import paths
 from envgen.proposers.rules.targets import Target
-from envgen.proposers.rules.words import CREATE, DELETE, GET, LIST, MOVE, id_stem, singular, split_words
-from envgen.types import FieldSpec
+from envgen.proposers.rules.words import (
+    CREATE,
+    DELETE,
+    GET,
+    LIST,
+    MOVE,
+    id_stem,
+    singular,
+    singular_phrase,
+    split_words,
+)
+from envgen.types import FieldSpec, ToolSpec
 
 DEPOSITS = frozenset({"fund", "deposit", "credit", "refill"})
 WITHDRAWALS = frozenset({"withdraw", "debit", "spend"})
 BALANCES = frozenset({"balance", "funds", "credit", "credits"})
+WHOLE = "*"
+"""In `Target.part`: a result property that holds the whole record."""
 _SCALARS = ("string", "integer", "number")
 _TEXT_KEYS = frozenset({"symbol", "code", "slug", "username", "ticker", "isbn", "sku"})
 
@@ -31,6 +43,7 @@ def recognise(targets: list[Target]) -> None:
     _parts(targets)
     _assignments(targets)
     _tallies(targets)
+    _single_children(targets)
 
 
 def scalar_list(output: FieldSpec | None) -> str | None:
@@ -210,6 +223,39 @@ def _tallies(targets: list[Target]) -> None:
         if len(entities) == 1:
             _accept(target, "tally", entities.pop())
             target.part = {"by": found.group(1)}
+
+
+def _single_children(targets: list[Target]) -> None:
+    """``POST /items/{id}/Approvals/mail`` beside ``GET /items/{id}/Approvals`` that answers one object: each
+    item has one approval at most, known by the item's key."""
+    for shown in targets:
+        output = shown.tool.output
+        if not shown.refusal or shown.tool.method != "get" or not shown.key_param or output is None:
+            continue
+        noun = _below(shown.tool)
+        wholes = [p.name for p in output.properties if p.type == "object" and not p.properties]
+        makers = [
+            t
+            for t in targets
+            if t.refusal and t.tool.method == "post" and t.entity == shown.entity and _below(t.tool) == noun
+        ]
+        whole = [name for name in wholes if any(name.lower() in t.after for t in makers)]
+        if not noun or len(makers) != 1 or len(whole) != 1 or paths.is_list_output(output):
+            continue
+        if makers[0].tool.output is None or not makers[0].tool.output.properties:
+            continue
+        _accept(shown, "get", noun, shown.key_param)
+        shown.part = {whole[0]: WHOLE}
+        _accept(makers[0], "create", noun, makers[0].key_param)
+
+
+def _below(tool: ToolSpec) -> tuple[str, ...]:
+    """Singular words of the path segment behind the key: ``approval request``."""
+    segments = [part for part in tool.path.split("/") if part]
+    places = [i for i, part in enumerate(segments) if part.startswith("{")]
+    if len(places) != 1 or places[0] + 1 >= len(segments):
+        return ()
+    return singular_phrase(split_words(segments[places[0] + 1]))
 
 
 def _has_enum(target: Target, name: str) -> bool:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from envgen.proposers.rules.entity import Entity, is_alias, is_status_text, referenced, unwrap
-from envgen.proposers.rules.kinds import scalar_list
+from envgen.proposers.rules.kinds import WHOLE, scalar_list
 from envgen.proposers.rules.targets import Target
 from envgen.proposers.rules.words import split_words
 from envgen.synthesis.schema import paging_kind
@@ -87,6 +87,19 @@ def _plain_values(name: str, entity: Entity, verb: str) -> Result:
 def _part(target: Target, entity: Entity) -> Result:
     """One field of a record under the name that the result schema gives it."""
     name, field = next((n, f) for n, f in target.part.items() if n != "words")
+    output = target.tool.output
+    if field == WHOLE and output is not None:
+        keys = [p.name for p in output.properties if split_words(p.name) in (["sid"], ["id"])]
+        nodes = [ResultNode(kind="field", name=n, field=entity.key) for n in keys]
+        shown = [OutputBinding(path=n, collection=entity.name, field=entity.key) for n in keys]
+        shown += [OutputBinding(path=f"{name}.{f}", collection=entity.name, field=f) for f in entity.fields]
+        left = [p.name for p in output.properties if p.name not in (*keys, name)]
+        notes = [
+            f"{name} holds the {entity.entity}, of which there is one at most under each key",
+            *(f"{n} is left out of the result" for n in left),
+        ]
+        whole = ResultNode(kind="record", name=name)
+        return ResultNode(kind="object", children=(*nodes, whole)), tuple(shown), notes
     node = ResultNode(kind="field", name=name, field=field)
     binding = OutputBinding(path=name, collection=entity.name, field=field)
     notes = [f"{name} is what {field} was set to"]
