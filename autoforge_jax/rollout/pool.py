@@ -82,6 +82,7 @@ class EpisodePool:
         if slots < 1:
             raise ConfigError(f"slots is {slots}, expected at least 1")
         self._policy, self._renderer = policy, renderer
+        self._one_by_one = policy if isinstance(policy, AsyncPolicy) else None
         self._sampling, self._limits, self._slots = sampling, limits, slots
         self._conditions = conditions or Conditions()
         self._deadlines = deadlines
@@ -116,12 +117,12 @@ class EpisodePool:
         return len(self._live)
 
     def advance(self) -> list[tuple[EpisodeJob, Trajectory]]:
-        """Move what can move and return what ended; waits when nothing can. Empty-handed is normal."""
+        """Move what can move and return what ended; when nothing can, wait for a moment (at most half a
+        second) and see again. Empty-handed is normal."""
         self._fill()
-        while not (self._settle() | self._sample() | self._settle()):
-            if not self._live:
-                break
+        if not (self._settle() | self._sample() | self._settle()) and self._live:
             self._wait()
+            self._settle()
         self._fill()
         done, self._done = self._done, []
         return done
@@ -252,10 +253,10 @@ class EpisodePool:
                 self._policy.release(slot.episode.job.session_id)
             slot.request = slot.episode.request()
         requests = [slot.request for slot in due if slot.request is not None]
-        if isinstance(self._policy, AsyncPolicy):
+        if self._one_by_one is not None:
             for slot, request in zip(due, requests, strict=True):
                 slot.waits_for, slot.since = "sampling", now
-                slot.future = _submit(self._policy, request)
+                slot.future = _submit(self._one_by_one, request)
         elif requests:
             for slot, output in zip(due, sample_all(self._policy, requests), strict=True):
                 self._answer(slot, output)

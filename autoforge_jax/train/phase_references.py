@@ -116,7 +116,7 @@ def fits(trajectory: Trajectory, rollout: RolloutConfig, batch: BatchConfig) -> 
     """True when a policy could write this trajectory within the rollout budgets, and it fits a row."""
     longest = EpisodeLimits.of(rollout, batch).context(trajectory.prefix_length)
     return (
-        len(trajectory.token_ids) <= longest
+        max(len(context.token_ids) for context in trajectory.contexts) <= longest
         and len(trajectory.turns) <= rollout.max_turns
         and trajectory.tool_calls <= rollout.max_tool_calls
         and all(turn.action_end - turn.action_start <= rollout.max_turn_tokens for turn in trajectory.turns)
