@@ -93,6 +93,16 @@ class RenderConfig(Section):
             return self.tools
         return "signature" if self.format == "compact" else "json"
 
+    @model_validator(mode="after")
+    def _thinking_can_be_cut(self) -> RenderConfig:
+        if not self.interleaved_thinking and self.format in ("llama3", "smollm2"):
+            raise ValueError(
+                f"interleaved_thinking is false, but format {self.format!r} writes thoughts as ordinary "
+                "text, which cannot be cut out of sampled ids; keep it true, or use a format with thinking "
+                "tokens"
+            )
+        return self
+
 
 class TokenizerConfig(Section):
     """Byte-level BPE trained on rendered training transcripts."""

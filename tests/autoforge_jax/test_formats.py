@@ -31,6 +31,8 @@ def test_config_names_the_formats() -> None:
     assert set(get_args(RenderConfig.model_fields["format"].annotation)) == set(FORMATS)
     with pytest.raises(ConfigError, match="'compact', 'qwen3', 'qwen3_thinking', 'llama3' or 'smollm2'"):
         parse_config({"render": {"format": "chatglm"}})
+    with pytest.raises(ConfigError, match="'smollm2' writes thoughts as ordinary text"):
+        parse_config({"render": {"format": "smollm2", "interleaved_thinking": False}})
     assert RenderConfig().tool_style == "signature"
     assert RenderConfig(format="llama3").tool_style == "json"
     assert RenderConfig(format="llama3", tools="signature").tool_style == "signature"
