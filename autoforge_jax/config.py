@@ -132,6 +132,9 @@ class ModelConfig(Section):
     """Recompute each layer in the backward pass: far less memory for activations, about a third more work."""
     init_from: str = ""
     """A Hugging Face folder to start from; empty = from scratch."""
+    attention: Literal["auto", "xla", "cudnn", "splash"] = "auto"
+    """The learner's attention kernel: the platform's own where it can be used, or the one named here
+    (numerics.kernels)."""
     experts: ExpertsConfig = ExpertsConfig()
 
     @model_validator(mode="after")

@@ -38,6 +38,8 @@ class Qwen3Config:
     attention_chunk: int = 128
     """Queries per attention block at least (at most four times as many); keys after a block's last query are
     never read."""
+    attention: Literal["xla", "cudnn", "splash"] = "xla"
+    """The learner's kernel (numerics.kernels)."""
     experts: Experts | None = None
     """A mixture of experts instead of the dense MLP (`intermediate_size` is then unused)."""
 

@@ -23,8 +23,9 @@ from jaxtyping import Array, Bool, Float, Int
 from autoforge_jax.model.config import Qwen3Config
 from autoforge_jax.model.moe import Balance, moe_mlp
 from autoforge_jax.model.prefix import SharedPrefixes
-from autoforge_jax.model.sharding import active_layout, constrain, gather_for_lookup
-from autoforge_jax.numerics.attention import PADDING_SEGMENT, PREFIX_SEGMENT, segment_attention
+from autoforge_jax.model.sharding import constrain, gather_for_lookup
+from autoforge_jax.numerics.attention import PADDING_SEGMENT, PREFIX_SEGMENT
+from autoforge_jax.numerics.kernels import attend
 
 Weights = dict[str, Any]
 """``{"embedding": [V, D], "final_norm": [D], ["lm_head": [V, D],] "layers": {name: [L, ...]}}``, float32."""
@@ -293,9 +294,7 @@ def _over_layers(balance: Balance | None) -> Balance | None:
 
 
 def _attention(config: Qwen3Config) -> Callable[..., Array]:
-    # Rows on several devices are computed side by side; one after another is for the cache of one CPU.
-    by_row = False if active_layout() is not None else None
-    return partial(segment_attention, chunk=config.attention_chunk, by_row=by_row)
+    return partial(attend, kernel=config.attention, chunk=config.attention_chunk)
 
 
 def _forward_after(
