@@ -35,6 +35,8 @@ class Qwen3Config:
     remat: bool = False
     """Recompute each layer in the backward pass: one layer's activations in memory at a time, about a third
     more work."""
+    remat_saves: Literal["nothing", "products"] = "nothing"
+    """See `config.ModelConfig`."""
     attention_chunk: int = 128
     """Queries per attention block at least (at most four times as many); keys after a block's last query are
     never read."""
@@ -87,6 +89,7 @@ class Qwen3Config:
             max_position=config.max_position,
             dtype=config.dtype,
             remat=config.remat,
+            remat_saves=config.remat_saves,
             experts=_experts(config),
         )
 

@@ -284,13 +284,21 @@ def forward_with_balance(
         attended = attention(q, k, v, segment_ids)
         return finish_layer_with_balance(layer, x, attended, valid, config)
 
-    body = jax.checkpoint(step) if config.remat else step
+    body = _recomputed(step, config)
     x, balance = jax.lax.scan(body, embed(weights, tokens, config), weights["layers"])
     return rms_norm(x, weights["final_norm"], config.rms_norm_eps), _over_layers(balance)
 
 
 def _over_layers(balance: Balance | None) -> Balance | None:
     return jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), balance)
+
+
+def _recomputed(step: Callable[..., Any], config: Qwen3Config) -> Callable[..., Any]:
+    """A layer's step under the config's choice of what the backward pass computes again."""
+    if not config.remat:
+        return step
+    keep = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
+    return jax.checkpoint(step, policy=keep if config.remat_saves == "products" else None)
 
 
 def _attention(config: Qwen3Config) -> Callable[..., Array]:
@@ -333,7 +341,7 @@ def _forward_after(
         x, balance = finish_layer_with_balance(layer, x, attended, valid, config)
         return (x, shared), balance
 
-    body = jax.checkpoint(step) if config.remat else step
+    body = _recomputed(step, config)
     start = embed(weights, tokens, config), embed(weights, prefixes.tokens, config)
     (x, shared), balance = jax.lax.scan(body, start, weights["layers"])
     last = shared[jnp.arange(shared.shape[0]), jnp.maximum(prefixes.lengths - 1, 0)]
