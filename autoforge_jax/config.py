@@ -157,8 +157,14 @@ class ModelConfig(Section):
     """Compute type; parameters are float32 masters."""
     remat: bool = False
     """Recompute each layer in the backward pass: far less memory for activations, about a third more work."""
+    remat_saves: Literal["nothing", "products"] = "nothing"
+    """With `remat`, what a layer keeps: `nothing`, or the results of its `products` with weight matrices (all
+    but attention and elementwise work stays done; between the two extremes in memory)."""
     init_from: str = ""
     """A Hugging Face folder to start from; empty = from scratch."""
+    attention: Literal["auto", "xla", "cudnn", "splash"] = "auto"
+    """The learner's attention kernel: the platform's own where it can be used, or the one named here
+    (numerics.kernels)."""
     experts: ExpertsConfig = ExpertsConfig()
 
     @model_validator(mode="after")

@@ -37,11 +37,15 @@ class Qwen3Config:
     remat: bool = False
     """Recompute each layer in the backward pass: one layer's activations in memory at a time, about a third
     more work."""
+    remat_saves: Literal["nothing", "products"] = "nothing"
+    """See `config.ModelConfig`."""
     attention_chunk: int = 128
     """Queries per attention block at least (at most four times as many); keys after a block's last query are
     never read."""
     architecture: Literal["qwen3", "llama"] = "qwen3"
     rope_scaling: RopeScaling | None = None
+    attention: Literal["xla", "cudnn", "splash"] = "xla"
+    """The learner's kernel (numerics.kernels)."""
     experts: Experts | None = None
     """A mixture of experts instead of the dense MLP (`intermediate_size` is then unused)."""
 
@@ -95,6 +99,7 @@ class Qwen3Config:
             dtype=config.dtype,
             remat=config.remat,
             architecture=config.architecture,
+            remat_saves=config.remat_saves,
             experts=_experts(config),
         )
 

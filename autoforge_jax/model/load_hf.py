@@ -69,7 +69,7 @@ def read_hf_config(folder: Path) -> Qwen3Config:
 def stored_shape(folder: Path, section: ModelConfig) -> Qwen3Config:
     """`read_hf_config`, with the choices of `[model]` that no checkpoint makes: remat and the balance
     loss."""
-    shape = replace(read_hf_config(folder), remat=section.remat)
+    shape = replace(read_hf_config(folder), remat=section.remat, remat_saves=section.remat_saves)
     if shape.experts is None:
         return shape
     return replace(shape, experts=replace(shape.experts, balance=section.experts.balance))

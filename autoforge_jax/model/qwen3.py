@@ -25,8 +25,9 @@ from autoforge_jax.model.config import Qwen3Config
 from autoforge_jax.model.moe import Balance, moe_mlp
 from autoforge_jax.model.prefix import SharedPrefixes
 from autoforge_jax.model.rope import rope_frequencies
-from autoforge_jax.model.sharding import active_layout, constrain, gather_for_lookup
-from autoforge_jax.numerics.attention import PADDING_SEGMENT, PREFIX_SEGMENT, segment_attention
+from autoforge_jax.model.sharding import constrain, gather_for_lookup
+from autoforge_jax.numerics.attention import PADDING_SEGMENT, PREFIX_SEGMENT
+from autoforge_jax.numerics.kernels import attend
 
 Weights = dict[str, Any]
 """``{"embedding": [V, D], "final_norm": [D], ["lm_head": [V, D],] "layers": {name: [L, ...]}}``, float32."""
@@ -291,7 +292,7 @@ def forward_with_balance(
         attended = attention(q, k, v, segment_ids)
         return finish_layer_with_balance(layer, x, attended, valid, config)
 
-    body = jax.checkpoint(step) if config.remat else step
+    body = _recomputed(step, config)
     x, balance = jax.lax.scan(body, embed(weights, tokens, config), weights["layers"])
     return rms_norm(x, weights["final_norm"], config.rms_norm_eps), _over_layers(balance)
 
@@ -300,10 +301,16 @@ def _over_layers(balance: Balance | None) -> Balance | None:
     return jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), balance)
 
 
+def _recomputed(step: Callable[..., Any], config: Qwen3Config) -> Callable[..., Any]:
+    """A layer's step under the config's choice of what the backward pass computes again."""
+    if not config.remat:
+        return step
+    keep = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
+    return jax.checkpoint(step, policy=keep if config.remat_saves == "products" else None)
+
+
 def _attention(config: Qwen3Config) -> Callable[..., Array]:
-    # Rows on several devices are computed side by side; one after another is for the cache of one CPU.
-    by_row = False if active_layout() is not None else None
-    return partial(segment_attention, chunk=config.attention_chunk, by_row=by_row)
+    return partial(attend, kernel=config.attention, chunk=config.attention_chunk)
 
 
 def _forward_after(
@@ -342,7 +349,7 @@ def _forward_after(
         x, balance = finish_layer_with_balance(layer, x, attended, valid, config)
         return (x, shared), balance
 
-    body = jax.checkpoint(step) if config.remat else step
+    body = _recomputed(step, config)
     start = embed(weights, tokens, config), embed(weights, prefixes.tokens, config)
     (x, shared), balance = jax.lax.scan(body, start, weights["layers"])
     last = shared[jnp.arange(shared.shape[0]), jnp.maximum(prefixes.lengths - 1, 0)]

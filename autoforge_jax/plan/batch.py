@@ -111,7 +111,7 @@ def flops(model: Qwen3Config, plan: BatchPlan, adapters: int = 0) -> Flops:
     seen = tokens * (plan.row_tokens / 2 + plan.prefix_width) + plan.prefix_tokens * plan.prefix_width / 2
     scores = 4.0 * q * model.num_layers * seen * count
     logits = 2.0 * model.vocab_size * model.hidden_size * plan.loss_tokens * count
-    again = scores + logits + (linear + thin if model.remat else 0.0)
+    again = scores + logits + (linear + thin if model.remat and model.remat_saves == "nothing" else 0.0)
     passes = 2 if adapters else 3
     return Flops(
         layers=passes * linear + 3 * thin, attention=3 * scores, output=passes * logits, recomputed=again

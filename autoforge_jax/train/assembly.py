@@ -8,6 +8,7 @@ of weights.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from autoforge_jax.model.lora import frozen_copy, init_adapters, merge
 from autoforge_jax.model.qwen3 import Qwen3
 from autoforge_jax.model.retrieval_init import retrieval_weights
 from autoforge_jax.model.sharding import Layout, gather_to_host, make_layout
+from autoforge_jax.numerics.kernels import choose_kernel
 from autoforge_jax.plan.chips import chip_named
 from autoforge_jax.rollout.conditions import Conditions
 from autoforge_jax.rollout.engine_jax import JaxEngine
@@ -136,7 +138,7 @@ class Assembly:
         vocabulary = self.renderer.tokenizer.vocab_size
         folder = self.config.model.init_from
         if not folder:
-            return Qwen3Config.from_model_config(self.config.model, vocabulary), None
+            return self._with_kernel(Qwen3Config.from_model_config(self.config.model, vocabulary)), None
         from autoforge_jax.model.load_hf import load_hf, stored_shape
 
         shape = stored_shape(Path(folder), self.config.model)
@@ -144,8 +146,20 @@ class Assembly:
             raise TrainingError(
                 f"{folder}: {shape.vocab_size} embeddings for a tokenizer with {vocabulary} ids"
             )
+        shape = self._with_kernel(shape)
         layout = make_layout(self.config.mesh, shape, self.config.batch.rows_per_microbatch)
         return shape, load_hf(Path(folder), shape, layout)
+
+    def _with_kernel(self, shape: Qwen3Config) -> Qwen3Config:
+        kernel = choose_kernel(
+            self.config.model.attention,
+            platform=jax.default_backend(),
+            dtype=shape.dtype,
+            head_dim=shape.head_dim,
+            row_tokens=self.config.batch.row_tokens,
+            shared_prefixes=self.config.batch.share_prefix,
+        )
+        return replace(shape, attention=kernel)
 
     # ------------------------------------------------------------------------------------------ parameters
     def _freeze(self) -> None:

@@ -64,8 +64,8 @@ PHASES: dict[str, PhaseSpec] = {
 
 NEUTRAL = (
     "run.name", "run.out_dir", "run.compile_cache", "synthesis.workers",
-    "erpo.checkpoint_every", "erpo.keep_checkpoints", "model.remat", "rollout.user_workers",
-    "rollout.sglang", "mesh",
+    "erpo.checkpoint_every", "erpo.keep_checkpoints", "model.remat", "model.remat_saves",
+    "rollout.user_workers", "rollout.sglang", "mesh",
     *(f"{role}.server.{key}" for role in ("user", "judge")
       for key in ("base_url", "api_key_env", "timeout_s", "connect_timeout_s", "retries")),
 )  # fmt: skip

@@ -160,6 +160,27 @@ def test_loss_gradient_and_balance_do_not_depend_on_the_split() -> None:
     assert np.any(np.asarray(jax.tree.leaves(router)[0]) != 0)
 
 
+def test_the_embedded_engine_samples_with_the_learners_log_probs() -> None:
+    from autoforge_jax.model.qwen3 import forward, unembedding
+    from autoforge_jax.rollout.engine_jax import JaxEngine
+    from autoforge_jax.types import SampleRequest, SamplingParams
+
+    graphdef, params = nnx.split(Qwen3(MOE, rngs=nnx.Rngs(0)), nnx.Param)
+    engine = JaxEngine(graphdef, MOE, slots=2, max_length=48, pad_id=0, prefixes=1)
+    engine.load(params, version=1)
+    ids = (3, 9, 4, 17, 6)
+    settings = SamplingParams(max_turn_tokens=12, stop_token_ids=(1,), temperature=1.0)
+    output = engine.sample([SampleRequest("a", ids, settings, 5, 0)])[0]
+    whole = np.array([ids + output.token_ids], np.int32)
+    positions = np.arange(whole.shape[1], dtype=np.int32)[None]
+    weights = weights_of(params)
+    hidden = forward(weights, MOE, whole, positions, np.full_like(whole, 2))
+    table = np.asarray(jax.nn.log_softmax(hidden @ unembedding(weights).T, axis=-1))[0]
+    assert len(output.token_ids) > 1
+    want = [table[i - 1, whole[0, i]] for i in range(len(ids), whole.shape[1])]
+    np.testing.assert_allclose(output.logprobs, want, atol=1e-4)
+
+
 def test_shapes_counts_axes_and_configs() -> None:
     shapes = parameter_shapes(MOE)
     assert sum(int(np.prod(s)) for s in shapes.values()) == MOE.num_parameters

@@ -160,6 +160,26 @@ def test_remat_and_chunk_change_nothing(model, run):
     np.testing.assert_allclose(got, run(tokens, positions, segments), atol=1e-5)
 
 
+def test_what_remat_keeps_lies_between_nothing_and_everything_and_gradients_are_the_same(model):
+    weights = weights_of(nnx.state(model, nnx.Param))
+    tokens = np.random.default_rng(2).integers(0, 50, (3, 24)).astype(np.int32)
+    inputs = tokens, np.broadcast_to(np.arange(24, dtype=np.int32), (3, 24)), np.full((3, 24), 2, np.int32)
+    kept, gradients = [], []
+    for remat, saves in ((True, "nothing"), (True, "products"), (False, "nothing")):
+        config = dataclasses.replace(TINY, remat=remat, remat_saves=saves)
+
+        def loss(weights, config=config):
+            return jnp.sum(jnp.sin(forward(weights, config, *inputs)))
+
+        residuals = jax.eval_shape(lambda w, loss=loss: jax.vjp(loss, w)[1], weights)
+        kept.append(sum(leaf.size for leaf in jax.tree.leaves(residuals)))
+        gradients.append(jax.tree.leaves(jax.jit(jax.grad(loss))(weights)))
+    assert kept[0] < kept[1] < kept[2]
+    for other in gradients[1:]:
+        for a, b in zip(gradients[0], other, strict=True):
+            np.testing.assert_allclose(a, b, atol=1e-4, rtol=1e-4)
+
+
 def test_parameter_table_count_and_axes_agree(model):
     for config in (TINY, dataclasses.replace(TINY, tie_embeddings=False)):
         shapes = parameter_shapes(config)
