@@ -355,7 +355,7 @@ def _shown(item: Any) -> Any:
 def sample(schema: dict[str, Any], rng: random.Random, depth: int = 0) -> Any:
     """A small value that fits a JSON schema, as far as its types say; None where it says nothing."""
     schema = narrow(schema)
-    options: list[Any] = [v for v in schema.get("enum") or [] if v is not None]
+    options = [v for v in cast("list[Any]", schema.get("enum") or []) if v is not None]
     if options:
         return rng.choice(options)
     match schema.get("type"):
