@@ -357,7 +357,7 @@ def _shown(item: Any) -> Any:
 def sample(schema: dict[str, Any], rng: random.Random, depth: int = 0) -> Any:
     """A small value that fits a JSON schema, as far as its types say; None where it says nothing."""
     schema = narrow(schema)
-    options: list[Any] = [v for v in schema.get("enum") or [] if v is not None]
+    options = [v for v in cast("list[Any]", schema.get("enum") or []) if v is not None]
     if options:
         return rng.choice(options)
     match schema.get("type"):
@@ -372,7 +372,8 @@ def sample(schema: dict[str, Any], rng: random.Random, depth: int = 0) -> Any:
         case "object":
             members: dict[str, Any] = schema.get("properties") or {}
             must = set(cast("list[str]", schema.get("required") or [])) or set(list(members)[:1])
-            made = {n: sample(s, rng, depth + 1) for n, s in members.items() if n in must and depth < 4}
+            wanted = [n for n in members if n in must and depth < 4]
+            made: dict[str, Any] = {n: sample(members[n], rng, depth + 1) for n in wanted}
             return {n: v for n, v in made.items() if v is not None} or {"note": f"n{rng.randrange(100)}"}
         case "string" | None:
             return f"text {rng.randrange(1000)}"
