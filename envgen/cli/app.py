@@ -15,6 +15,7 @@ import typer
 
 if TYPE_CHECKING:  # only for types: these imports are slow
     from envgen.store import Bundle
+    from envgen.synthesis.pipeline import Wanted
     from envgen.types import Task, ToolDoc
 
 app = typer.Typer(
@@ -35,6 +36,13 @@ DocsArgument = Annotated[
 McpOption = Annotated[
     list[str] | None,
     typer.Option("--mcp", metavar="SERVER", help="A running MCP server: a command line, or http(s)://…"),
+]
+WorkersOption = Annotated[
+    int, typer.Option(min=1, help="Processes (or Ray tasks) at once. The bundle does not depend on it.")
+]
+ExecutorOption = Annotated[str, typer.Option(help="local, or ray (needs the extra [ray]).")]
+RayOption = Annotated[
+    str, typer.Option(metavar="ADDRESS", help="A running Ray cluster; one is started here when left out.")
 ]
 BundleArgument = Annotated[Path, typer.Argument(metavar="BUNDLE", help="Folder written by envgen synth.")]
 
@@ -100,38 +108,42 @@ def synth_command(
     tries: Annotated[int, typer.Option(min=1, help="Answers to one question, repairs included.")] = 3,
     answer_tokens: Annotated[int, typer.Option(min=64, help="Tokens of one answer, with thinking.")] = 8192,
     concurrency: Annotated[int, typer.Option(min=1, help="Questions to the model at once.")] = 4,
+    workers: WorkersOption = 1,
+    executor: ExecutorOption = "local",
+    ray_address: RayOption = "",
 ) -> None:
     """Make an environment and tasks out of DOC, certify every task, and write them to BUNDLE.
 
     Several documents and servers make one environment, in which they share the records they both speak of.
+    A run that was cut short goes on where it was when the same command is given again.
     """
-    from envgen.cli.views import progress_bar, show_account
-    from envgen.store import write_bundle
-    from envgen.synthesis.pipeline import make_bundle, synthesize
+    from envgen.cli.making import Execution, make
+    from envgen.cli.views import show_account
+    from envgen.synthesis.pipeline import make_order, read_and_propose
+    from envgen.synthesis.workspace import workspace_for
 
     if heldout >= tasks:
         raise typer.BadParameter(f"--heldout {heldout} of --tasks {tasks} leaves none to train on; lower it")
     _check_target(output)
+    execution = Execution(executor, workers, ray_address)
+    wanted: Wanted = {
+        "tasks": tasks,
+        "heldout": heldout,
+        "seed": seed,
+        "max_difficulty": max_difficulty,
+        "confirm_writes": confirm_writes or (),
+        "user_tools": user_tool or (),
+    }
     asked = {"base_url": base_url, "model": model, "api_key_env": api_key_env}
     if proposer == "rules":
         for option, value in {**asked, "cache": cache, "record": record, "replay": replay}.items():
             if value:
                 raise typer.BadParameter(f"--{option.replace('_', '-')} needs --proposer model or hybrid")
-        document = _documents(docs, mcp)
-        with progress_bar() as progress:
-            bundle = synthesize(
-                document,
-                tasks=tasks,
-                heldout=heldout,
-                seed=seed,
-                max_difficulty=max_difficulty,
-                name=name,
-                confirm_writes=confirm_writes or (),
-                user_tools=user_tool or (),
-                progress=progress,
-            )
-            write_bundle(bundle, output)
-        show_account(bundle, output)
+        one = docs[0] if docs and len(docs) == 1 and not mcp else None
+        document = one if one is not None else _documents(docs, mcp)
+        doc, draft = read_and_propose(document, workspace_for(output))
+        order = make_order(doc, draft if name is None else draft.model_copy(update={"name": name}), **wanted)
+        show_account(make(order, output, execution), output)
         return
     from envgen.cli.model import ModelOptions, propose_for, show_model
     from envgen.llm.budget import Budget
@@ -144,7 +156,8 @@ def synth_command(
     options = ModelOptions(
         **asked,
         proposer=proposer,
-        cache=cache,
+        # Without a folder of their own the answers lie with the other stages, until the bundle stands.
+        cache=cache if cache is not None or replay is not None else workspace_for(output).folder / "answers",
         record=record,
         replay=replay,
         budget=Budget(token_budget, cost_budget, *prices),
@@ -152,21 +165,8 @@ def synth_command(
     )
     made = propose_for(docs or [], mcp or [], options)
     draft = made.draft if name is None else made.draft.model_copy(update={"name": name})
-    with progress_bar() as progress:
-        bundle = make_bundle(
-            made.doc,
-            draft,
-            tasks=tasks,
-            heldout=heldout,
-            seed=seed,
-            max_difficulty=max_difficulty,
-            confirm_writes=confirm_writes or (),
-            user_tools=user_tool or (),
-            progress=progress,
-            provenance=made.provenance,
-        )
-        write_bundle(bundle, output)
-    show_account(bundle, output)
+    order = make_order(made.doc, draft, provenance=made.provenance, **wanted)
+    show_account(make(order, output, execution), output)
     show_model(made, options.budget)
 
 

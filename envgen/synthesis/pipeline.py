@@ -3,51 +3,46 @@ DESIGN.md §7)."""
 
 from __future__ import annotations
 
+import hashlib
 import random
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Required, TypedDict
 
-from envgen.errors import RefusedDocument, TaskError
 from envgen.proposers.rules import propose
-from envgen.runtime.context import mix
-from envgen.store import Bundle, environment_identity
-from envgen.synthesis.catalog import Catalog, build_catalog
-from envgen.synthesis.certify import Duplicates, Prover, replay_results
+from envgen.store import Bundle
+from envgen.synthesis.candidates import Candidate, ChangePlan
+from envgen.synthesis.catalog import Catalog
 from envgen.synthesis.choices import static_footprint
 from envgen.synthesis.control import confirmed, held_by_user, writers_named
-from envgen.synthesis.graph import build_graph
+from envgen.synthesis.executors import Executor, SerialExecutor
+from envgen.synthesis.production import Means, Order, Production
+from envgen.synthesis.rounds import Planner, Progress
 from envgen.synthesis.sequences import ShapeSampler
 from envgen.synthesis.shapes import DemandShape, difficulty
-from envgen.synthesis.tasks import Sample, TaskMaker, Workbench, workbench
+from envgen.synthesis.tasks import Sample, Workbench
+from envgen.synthesis.workspace import Workspace, key_of, remember, workspace_for
 from envgen.tooldocs.read import read_tool_doc
-from envgen.types import (
-    Certificate,
-    EnvironmentDraft,
-    GateResult,
-    LintFinding,
-    SynthesisReport,
-    Task,
-    ToolDoc,
-)
+from envgen.types import EnvironmentDraft, Task, ToolDoc
 
 LEVELS: dict[int, float] = {1: 0.3, 2: 0.42, 3: 0.23, 4: 0.05}
 """Share of tasks per difficulty level; levels above the wanted maximum are left out and the rest rescaled."""
 HIDDEN_SHARE = 0.2
 """Share of tasks in which one written value must be asked for."""
-ATTEMPTS_PER_TASK = 60
-"""Draws allowed per wanted task before synthesis gives up."""
 MAX_DEMANDS = 3
 """Demands merged into one task at most."""
-HOPELESS = 600
-"""Attempts without a single task after which a document is refused."""
-PROPOSER = "rules"
 
-Progress = Callable[[str, int, int], None]
-"""Called with a stage name, done and total."""
+
+class Wanted(TypedDict, total=False):
+    """The options of an order, as keyword arguments of `make_order`."""
+
+    tasks: Required[int]
+    heldout: Required[int]
+    seed: Required[int]
+    max_difficulty: int
+    confirm_writes: Sequence[str]
+    user_tools: Sequence[str]
 
 
 class ShapePlanner:
@@ -142,6 +137,37 @@ def _clash(catalog: Catalog, shape: DemandShape, others: list[DemandShape], *, r
     )
 
 
+class ChangePlanner:
+    """Plans of tasks that change the state (`envgen.synthesis.rounds.Planner`)."""
+
+    def __init__(self, catalog: Catalog, seed: int, max_difficulty: int) -> None:
+        self.shapes = ShapePlanner(catalog, seed, max_difficulty)
+
+    def draw(self, attempt: int) -> Candidate | None:
+        """See `envgen.synthesis.rounds.Planner.draw`."""
+        drawn = self.shapes.draw()
+        if drawn is None:
+            return None
+        shapes, nested = drawn
+        for shape in shapes:
+            self.shapes.sampler.mark(shape.tools())
+        return Candidate(attempt, ChangePlan(tuple(shapes), tuple(nested.items())))
+
+    def failed(self, candidate: Candidate) -> None:
+        """See `envgen.synthesis.rounds.Planner.failed`."""
+        for shape in self._plan(candidate).shapes:
+            self.shapes.sampler.mark(shape.tools(), -1)
+
+    def kept(self, candidate: Candidate, task: Task) -> None:
+        """See `envgen.synthesis.rounds.Planner.kept`."""
+        self.failed(candidate)  # what was counted at the draw is counted by `note`
+        self.shapes.note(Sample(task, (), self._plan(candidate).shapes, 0))
+
+    def _plan(self, candidate: Candidate) -> ChangePlan:
+        assert isinstance(candidate.plan, ChangePlan)
+        return candidate.plan
+
+
 def synthesize(
     document: Path | str | ToolDoc,
     *,
@@ -153,9 +179,10 @@ def synthesize(
     confirm_writes: Sequence[str] = (),
     user_tools: Sequence[str] = (),
     progress: Progress | None = None,
+    executor: Executor | None = None,
 ) -> Bundle:
     """Make a certified bundle of ``tasks`` tasks, ``heldout`` of them in the held-out split. Deterministic
-    from ``seed``.
+    from ``seed``, whoever executes it.
 
     ``confirm_writes``: tools that write, by name or verb, before which the agent has to ask for a go-ahead;
     ``user_tools``: those that only the user holds (`envgen.synthesis.control`).
@@ -163,19 +190,11 @@ def synthesize(
     Raises DocumentError (unreadable), RefusedDocument (no environment or no tasks can be made of it),
     ValueError (numbers).
     """
-    if tasks < 1 or not 0 <= heldout < tasks:
-        raise ValueError(
-            f"got tasks={tasks}, heldout={heldout}; expected tasks >= 1 and 0 <= heldout < tasks"
-        )
-    if not 1 <= max_difficulty <= max(LEVELS):
-        raise ValueError(f"got max_difficulty={max_difficulty}; expected 1 to {max(LEVELS)}")
-    doc = document if isinstance(document, ToolDoc) else read_tool_doc(Path(document))
-    draft = propose(doc)
-    if name is not None:
-        draft = draft.model_copy(update={"name": name})
+    check_numbers(tasks, heldout, max_difficulty)
+    doc, draft = read_and_propose(document, None)
     return make_bundle(
         doc,
-        draft,
+        draft if name is None else draft.model_copy(update={"name": name}),
         tasks=tasks,
         heldout=heldout,
         seed=seed,
@@ -183,6 +202,7 @@ def synthesize(
         confirm_writes=confirm_writes,
         user_tools=user_tools,
         progress=progress,
+        executor=executor,
     )
 
 
@@ -198,182 +218,103 @@ def make_bundle(
     user_tools: Sequence[str] = (),
     progress: Progress | None = None,
     provenance: Mapping[str, Any] | None = None,
+    executor: Executor | None = None,
 ) -> Bundle:
     """`synthesize` from a draft on: graph, tasks, certificates, splits. ``provenance``: what the manifest
     says of the proposer, where it was not the rules."""
-    started = time.perf_counter()
+    order = make_order(
+        doc,
+        draft,
+        tasks=tasks,
+        heldout=heldout,
+        seed=seed,
+        max_difficulty=max_difficulty,
+        confirm_writes=confirm_writes,
+        user_tools=user_tools,
+        provenance=provenance,
+    )
+    means = Means(executor=executor or SerialExecutor(), progress=progress)
+    return Production(order, planner_for(order), means).in_memory()
+
+
+def write_order(order: Order, target: Path, executor: Executor, progress: Progress | None = None) -> Bundle:
+    """Carry out an order into the folder ``target``; returns the bundle without its tasks and certificates.
+
+    What an earlier try of the same order finished is taken up, whatever ended it; it lies beside the target
+    until the bundle stands (`envgen.synthesis.workspace.workspace_for`). Memory does not grow with the number
+    of tasks. Raises what `synthesize` raises, and BundleError for a target that is no bundle.
+    """
+    workspace = workspace_for(target)
+    means = Means(executor=executor, workspace=workspace, progress=progress)
+    return Production(order, planner_for(order), means).on_disk(target, workspace)
+
+
+def make_order(
+    doc: ToolDoc,
+    draft: EnvironmentDraft,
+    *,
+    tasks: int,
+    heldout: int,
+    seed: int,
+    max_difficulty: int = 4,
+    confirm_writes: Sequence[str] = (),
+    user_tools: Sequence[str] = (),
+    provenance: Mapping[str, Any] | None = None,
+) -> Order:
+    """The order that these options are. Raises ValueError for numbers, TaskError for names of tools."""
+    check_numbers(tasks, heldout, max_difficulty)
     draft = held_by_user(draft, writers_named(draft, user_tools, "user tool"))
     draft, rules = confirmed(draft, writers_named(draft, confirm_writes, "confirm writes"))
-    bench = workbench(build_catalog(draft), environment_identity(draft), seed, rules)
-    sampler = _TaskSampler(bench, seed, max_difficulty, progress)
-    dropped: Counter[str] = Counter()
-    kept: list[tuple[Task, tuple[GateResult, ...]]] = []
-    missing = tasks
-    bundle: Bundle | None = None
-    while missing:
-        kept.extend(sampler.take(missing, total=tasks))
-        bundle = _bundle(doc, draft, bench, [t for t, _ in kept], seed, max_difficulty)
-        if progress:
-            progress("replay", 0, len(kept))
-        replayed = replay_results(bundle)
-        good: list[tuple[Task, tuple[GateResult, ...]]] = [
-            (task, (replayed[task.id], *gates)) for task, gates in kept if replayed[task.id].passed
-        ]
-        dropped["replay"] += len(kept) - len(good)
-        missing = len(kept) - len(good)
-        if missing and not good:
-            raise RefusedDocument(f"{draft.name}: no task replays the same in fresh processes", ())
-        kept = [(task, gates[1:]) for task, gates in good] if missing else good
-    if bundle is None:
-        raise ValueError(f"got tasks={tasks}; expected 1 or more")
-    if progress:
-        progress("replay", len(kept), len(kept))
-    dropped.update(sampler.dropped)
-    report = SynthesisReport(
-        tools_total=len(draft.decisions),
-        tools_implemented=sum(d.implemented for d in draft.decisions),
-        refused={d.tool: d.reason for d in draft.decisions if not d.implemented},
-        tasks_sampled=sampler.sampled,
-        tasks_certified=len(kept),
-        dropped={gate: count for gate, count in sorted(dropped.items()) if count},
-        seconds=round(time.perf_counter() - started, 3),
-    )
-    ids = [task.id for task, _ in kept]
-    random.Random(f"split/{seed}").shuffle(ids)
-    chosen = set(ids[:heldout])
-    return replace(
-        bundle,
-        manifest={**bundle.manifest, **(provenance or {})},
-        certificates=tuple(Certificate(task_id=task.id, gates=gates) for task, gates in kept),
-        splits={
-            "train": tuple(task.id for task, _ in kept if task.id not in chosen),
-            "heldout": tuple(task.id for task, _ in kept if task.id in chosen),
-        },
-        report=report,
-    )
-
-
-class _TaskSampler:
-    """Draws certified tasks (all gates but replay) until there are enough."""
-
-    def __init__(self, bench: Workbench, seed: int, max_difficulty: int, progress: Progress | None) -> None:
-        self.bench = bench
-        self.seed = seed
-        self.planner = ShapePlanner(bench.catalog, seed, max_difficulty)
-        self.prover = Prover(bench)
-        self.max_difficulty = max_difficulty
-        self.progress = progress
-        self.attempts = 0
-        self.sampled = 0
-        self.made = 0
-        self.dropped: Counter[str] = Counter()
-        self.reasons: Counter[str] = Counter()
-        self.duplicates = Duplicates()
-
-    def take(self, wanted: int, total: int) -> list[tuple[Task, tuple[GateResult, ...]]]:
-        """``wanted`` more tasks. Raises RefusedDocument, naming counts, when the bounded attempts do not
-        give them."""
-        found: list[tuple[Task, tuple[GateResult, ...]]] = []
-        budget = self.attempts + ATTEMPTS_PER_TASK * (wanted + 10)
-        while len(found) < wanted:
-            if self.attempts >= budget or (self.attempts >= HOPELESS and not self.made):
-                raise self._impossible(wanted, len(found))
-            result = self._try()
-            if result is not None:
-                found.append(result)
-                if self.progress:
-                    self.progress("tasks", self.made, total)
-        return found
-
-    def _try(self) -> tuple[Task, tuple[GateResult, ...]] | None:
-        self.attempts += 1
-        drawn = self.planner.draw()
-        if drawn is None:
-            self.reasons["no look-up chain leads to the arguments of a write tool"] += 1
-            return None
-        shapes, nested = drawn
-        task_id = f"{self.bench.catalog.draft.name}-{self.made:04d}"
-        try:
-            sample = TaskMaker(self.bench, mix(self.seed, self.attempts)).make(task_id, shapes, nested)
-        except TaskError as error:
-            self.sampled += 1
-            self.dropped["sampling"] += 1
-            self.reasons[str(error)] += 1
-            return None
-        self.sampled += 1
-        try:
-            settled = self.prover.equivalents.settle(sample.task)
-        except TaskError as error:
-            self.dropped["equivalents"] += 1
-            self.reasons[f"equivalents: {error}"] += 1
-            return None
-        sample = replace(sample, task=settled.task)
-        if sample.task.difficulty > self.max_difficulty:
-            self.dropped["difficulty"] += 1
-            return None
-        duplicate = self.duplicates.gate(sample.task)
-        if not duplicate.passed:
-            self.dropped["duplicate"] += 1
-            return None
-        gates = self.prover.gates(sample.task)
-        failed = next((gate for gate in gates if not gate.passed), None)
-        if failed is not None:
-            self.dropped[failed.gate] += 1
-            self.reasons[f"{failed.gate}: {failed.detail}"] += 1
-            return None
-        self.duplicates.note(sample.task)
-        self.planner.note(sample)
-        self.made += 1
-        return sample.task, (*gates, duplicate)
-
-    def _impossible(self, wanted: int, found: int) -> RefusedDocument:
-        counts = ", ".join(f"{name} {count}" for name, count in self.dropped.most_common()) or "none"
-        common = "; ".join(f"{reason} ({count})" for reason, count in self.reasons.most_common(3))
-        advice = "ask for fewer tasks" if found else "this document gives no multi-step task"
-        message = (
-            f"{self.bench.catalog.draft.name}: got {found} of {wanted} certified tasks in {self.attempts} "
-            f"attempts (dropped: {counts}); {advice}. Most frequent: {common}"
-        )
-        return RefusedDocument(
-            message, (LintFinding(level="refusal", code="too-few-tasks", message=message),)
-        )
-
-
-def _bundle(
-    doc: ToolDoc, draft: EnvironmentDraft, bench: Workbench, tasks: list[Task], seed: int, max_difficulty: int
-) -> Bundle:
-    empty = SynthesisReport(
-        tools_total=0,
-        tools_implemented=0,
-        refused={},
-        tasks_sampled=0,
-        tasks_certified=0,
-        dropped={},
-        seconds=0.0,
-    )
-    return Bundle(
-        name=draft.name,
-        environment_id=bench.environment_id,
-        manifest={
-            "document": doc.source,
-            "document_sha256": doc.sha256,
-            "proposer": PROPOSER,
-            "seed": seed,
-            "max_difficulty": max_difficulty,
-            **({"confirm_writes": [t for r in bench.rules for t in r.tools]} if bench.rules else {}),
-            **({"user_tools": sorted(bench.held)} if bench.held else {}),
-        },
+    return Order(
         doc=doc,
-        tools=draft.tools,
-        state_schema=draft.state_schema,
-        semantics=draft.semantics,
-        source=draft.source,
-        policy=draft.policy,
-        graph=build_graph(draft),
-        tasks=tuple(tasks),
-        splits={"train": tuple(t.id for t in tasks), "heldout": ()},
-        certificates=(),
-        decisions=draft.decisions,
-        report=empty,
-        user_tools=draft.user_tools,
+        draft=draft,
+        tasks=tasks,
+        heldout=heldout,
+        seed=seed,
+        max_difficulty=max_difficulty,
+        constraints=rules,
+        provenance=provenance or {},
     )
+
+
+def planner_for(order: Order) -> Callable[[Workbench], Planner]:
+    """What makes the planner of an order."""
+    return lambda bench: ChangePlanner(bench.catalog, order.seed, order.max_difficulty)
+
+
+def read_and_propose(
+    document: Path | str | ToolDoc, workspace: Workspace | None
+) -> tuple[ToolDoc, EnvironmentDraft]:
+    """The first two stages with the rules: read the document, propose an environment. Raises DocumentError,
+    RefusedDocument."""
+    if isinstance(document, ToolDoc):
+        doc = document
+    else:
+        path = Path(document)
+        doc = remember(workspace, "document", lambda: _file_key(path), ToolDoc, lambda: read_tool_doc(path))
+    draft = remember(
+        workspace,
+        "draft",
+        lambda: key_of(doc.model_dump(mode="json")),
+        EnvironmentDraft,
+        lambda: propose(doc),
+    )
+    return doc, draft
+
+
+def _file_key(path: Path) -> str:
+    try:
+        data = path.read_bytes()
+    except OSError:  # the reader says what is wrong
+        data = b""
+    return key_of(path.name, hashlib.sha256(data).hexdigest())
+
+
+def check_numbers(tasks: int, heldout: int, max_difficulty: int) -> None:
+    """Raises ValueError for numbers that do not fit together."""
+    if tasks < 1 or not 0 <= heldout < tasks:
+        raise ValueError(
+            f"got tasks={tasks}, heldout={heldout}; expected tasks >= 1 and 0 <= heldout < tasks"
+        )
+    if not 1 <= max_difficulty <= max(LEVELS):
+        raise ValueError(f"got max_difficulty={max_difficulty}; expected 1 to {max(LEVELS)}")
