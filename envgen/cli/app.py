@@ -170,6 +170,39 @@ def synth_command(
     show_model(made, options.budget)
 
 
+@app.command("batch")
+def batch_command(
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="FOLDER", help="Folder of the bundles.")],
+    docs: Annotated[list[Path], typer.Argument(metavar="DOC...", help="Documents, each for itself.")],
+    seeds: Annotated[
+        list[int] | None, typer.Option("--seed", help="May be repeated: a bundle for each. 0 when left out.")
+    ] = None,
+    tasks: Annotated[int, typer.Option(min=1, help="Certified tasks of each bundle.")] = 80,
+    heldout: Annotated[int, typer.Option(min=0, help="How many of them are held out.")] = 20,
+    max_difficulty: Annotated[int, typer.Option(min=1, max=4, help="Hardest level of task.")] = 4,
+    workers: WorkersOption = 1,
+    executor: ExecutorOption = "local",
+    ray_address: RayOption = "",
+) -> None:
+    """Make a bundle of every DOC and seed with the rules, several side by side, and print one table.
+
+    What stands already is not made again. Exit code 1 when some document gives no bundle.
+    """
+    import time
+
+    from envgen.cli.making import Execution, make_many, show_batch
+    from envgen.synthesis.batch import jobs_for
+
+    if heldout >= tasks:
+        raise typer.BadParameter(f"--heldout {heldout} of --tasks {tasks} leaves none to train on; lower it")
+    wanted: Wanted = {"tasks": tasks, "heldout": heldout, "seed": 0, "max_difficulty": max_difficulty}
+    started = time.perf_counter()
+    rows = make_many(jobs_for(docs, output, seeds or [0], wanted), Execution(executor, workers, ray_address))
+    show_batch(rows, time.perf_counter() - started)
+    if not all(row.bundle for row in rows):
+        raise typer.Exit(1)
+
+
 @app.command("validate")
 def validate_command(bundle: BundleArgument) -> None:
     """Prove every certificate of BUNDLE again. Exit code 1 when a task does not pass."""

@@ -8,7 +8,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Required, TypedDict
+from typing import Any, Literal, Required, TypedDict, Unpack
 
 from envgen.proposers.rules import propose
 from envgen.store import Bundle
@@ -34,15 +34,24 @@ MAX_DEMANDS = 3
 """Demands merged into one task at most."""
 
 
+SHARES: tuple[Literal["answer_share"], Literal["forbidden_share"]] = ("answer_share", "forbidden_share")
+
+
 class Wanted(TypedDict, total=False):
-    """The options of an order, as keyword arguments of `make_order`."""
+    """What is wanted of a bundle."""
 
     tasks: Required[int]
     heldout: Required[int]
     seed: Required[int]
     max_difficulty: int
     confirm_writes: Sequence[str]
+    """Tools that write, by name or verb, before which the agent has to ask for a go-ahead."""
     user_tools: Sequence[str]
+    """Those that only the user holds (`envgen.synthesis.control`)."""
+    answer_share: float
+    """Share of tasks that ask a question and change nothing (`envgen.synthesis.questions`)."""
+    forbidden_share: float
+    """Share of tasks that ask for what a rule of the domain forbids (`envgen.synthesis.forbidden`)."""
 
 
 class ShapePlanner:
@@ -171,68 +180,36 @@ class ChangePlanner:
 def synthesize(
     document: Path | str | ToolDoc,
     *,
-    tasks: int,
-    heldout: int,
-    seed: int,
-    max_difficulty: int = 4,
     name: str | None = None,
-    confirm_writes: Sequence[str] = (),
-    user_tools: Sequence[str] = (),
     progress: Progress | None = None,
     executor: Executor | None = None,
+    **wanted: Unpack[Wanted],
 ) -> Bundle:
     """Make a certified bundle of ``tasks`` tasks, ``heldout`` of them in the held-out split. Deterministic
-    from ``seed``, whoever executes it.
-
-    ``confirm_writes``: tools that write, by name or verb, before which the agent has to ask for a go-ahead;
-    ``user_tools``: those that only the user holds (`envgen.synthesis.control`).
+    from ``seed``, whoever executes it. The other options are those of `Wanted`.
 
     Raises DocumentError (unreadable), RefusedDocument (no environment or no tasks can be made of it),
     ValueError (numbers).
     """
-    check_numbers(tasks, heldout, max_difficulty)
+    check_numbers(wanted)
     doc, draft = read_and_propose(document, None)
-    return make_bundle(
-        doc,
-        draft if name is None else draft.model_copy(update={"name": name}),
-        tasks=tasks,
-        heldout=heldout,
-        seed=seed,
-        max_difficulty=max_difficulty,
-        confirm_writes=confirm_writes,
-        user_tools=user_tools,
-        progress=progress,
-        executor=executor,
-    )
+    if name is not None:
+        draft = draft.model_copy(update={"name": name})
+    return make_bundle(doc, draft, progress=progress, executor=executor, **wanted)
 
 
 def make_bundle(
     doc: ToolDoc,
     draft: EnvironmentDraft,
     *,
-    tasks: int,
-    heldout: int,
-    seed: int,
-    max_difficulty: int = 4,
-    confirm_writes: Sequence[str] = (),
-    user_tools: Sequence[str] = (),
     progress: Progress | None = None,
     provenance: Mapping[str, Any] | None = None,
     executor: Executor | None = None,
+    **wanted: Unpack[Wanted],
 ) -> Bundle:
     """`synthesize` from a draft on: graph, tasks, certificates, splits. ``provenance``: what the manifest
     says of the proposer, where it was not the rules."""
-    order = make_order(
-        doc,
-        draft,
-        tasks=tasks,
-        heldout=heldout,
-        seed=seed,
-        max_difficulty=max_difficulty,
-        confirm_writes=confirm_writes,
-        user_tools=user_tools,
-        provenance=provenance,
-    )
+    order = make_order(doc, draft, provenance=provenance, **wanted)
     means = Means(executor=executor or SerialExecutor(), progress=progress)
     return Production(order, planner_for(order), means).in_memory()
 
@@ -253,26 +230,23 @@ def make_order(
     doc: ToolDoc,
     draft: EnvironmentDraft,
     *,
-    tasks: int,
-    heldout: int,
-    seed: int,
-    max_difficulty: int = 4,
-    confirm_writes: Sequence[str] = (),
-    user_tools: Sequence[str] = (),
     provenance: Mapping[str, Any] | None = None,
+    **wanted: Unpack[Wanted],
 ) -> Order:
     """The order that these options are. Raises ValueError for numbers, TaskError for names of tools."""
-    check_numbers(tasks, heldout, max_difficulty)
-    draft = held_by_user(draft, writers_named(draft, user_tools, "user tool"))
-    draft, rules = confirmed(draft, writers_named(draft, confirm_writes, "confirm writes"))
+    check_numbers(wanted)
+    draft = held_by_user(draft, writers_named(draft, wanted.get("user_tools", ()), "user tool"))
+    draft, rules = confirmed(draft, writers_named(draft, wanted.get("confirm_writes", ()), "confirm writes"))
+    shares = {name: wanted.get(name, 0.0) for name in SHARES}
     return Order(
         doc=doc,
         draft=draft,
-        tasks=tasks,
-        heldout=heldout,
-        seed=seed,
-        max_difficulty=max_difficulty,
+        tasks=wanted["tasks"],
+        heldout=wanted["heldout"],
+        seed=wanted["seed"],
+        max_difficulty=wanted.get("max_difficulty", max(LEVELS)),
         constraints=rules,
+        plan={name: share for name, share in shares.items() if share},
         provenance=provenance or {},
     )
 
@@ -310,11 +284,16 @@ def _file_key(path: Path) -> str:
     return key_of(path.name, hashlib.sha256(data).hexdigest())
 
 
-def check_numbers(tasks: int, heldout: int, max_difficulty: int) -> None:
+def check_numbers(wanted: Wanted) -> None:
     """Raises ValueError for numbers that do not fit together."""
+    tasks, heldout = wanted["tasks"], wanted["heldout"]
     if tasks < 1 or not 0 <= heldout < tasks:
         raise ValueError(
             f"got tasks={tasks}, heldout={heldout}; expected tasks >= 1 and 0 <= heldout < tasks"
         )
-    if not 1 <= max_difficulty <= max(LEVELS):
-        raise ValueError(f"got max_difficulty={max_difficulty}; expected 1 to {max(LEVELS)}")
+    hardest = wanted.get("max_difficulty", max(LEVELS))
+    if not 1 <= hardest <= max(LEVELS):
+        raise ValueError(f"got max_difficulty={hardest}; expected 1 to {max(LEVELS)}")
+    shares = [wanted.get(name, 0.0) for name in SHARES]
+    if any(not 0 <= share <= 1 for share in shares) or sum(shares) > 1:
+        raise ValueError(f"got {' and '.join(SHARES)} {shares}; expected each 0 to 1, together at most 1")
