@@ -14,6 +14,7 @@ On disk (DESIGN.md §4) a bundle is a folder:
     tasks.jsonl        one task a line
     certificate.jsonl  one certificate a line
     user_tools.json    tools that only the user holds (only where there are any)
+    rules.json         the rules of the policy as data (only where there are any)
     report.json        what became of every tool and of every sampled task
     timing.json        seconds the synthesis took: the only file that is not hashed, and may be absent
 
@@ -38,6 +39,7 @@ from envgen.bundle import (
     FORMAT,
     FORMAT_VERSION,
     HASHED_FILES,
+    RULES,
     SPLITS,
     USER_TOOLS,
     Bundle,
@@ -55,6 +57,7 @@ from envgen.errors import BundleError
 from envgen.types import (
     AgentTool,
     Certificate,
+    DomainRule,
     StateSchema,
     SynthesisReport,
     Task,
@@ -182,6 +185,7 @@ class _TimingFile(BaseModel):
 
 
 _TOOLS = TypeAdapter(tuple[AgentTool, ...])
+_RULES = TypeAdapter(tuple[DomainRule, ...])
 _SEMANTICS = TypeAdapter(tuple[ToolSemantics, ...])
 _SPLITS = TypeAdapter(dict[str, tuple[str, ...]])
 
@@ -210,7 +214,7 @@ def read_manifest(path: Path | str) -> Manifest:
             "use the envgen that wrote it, or make the bundle again with `envgen synth`"
         )
     manifest = _model(Manifest, data, str(where))
-    odd = sorted((set(manifest.files) - {USER_TOOLS}) ^ set(HASHED_FILES))
+    odd = sorted((set(manifest.files) - {USER_TOOLS, RULES}) ^ set(HASHED_FILES))
     if odd:
         raise BundleError(
             f"{where}: its list of files is wrong (missing or unknown: {', '.join(odd)}); {_REMAKE}"
@@ -259,6 +263,7 @@ def load_bundle(path: Path | str) -> Bundle:
         decisions=report.decisions,
         report=report.report.model_copy(update={"seconds": seconds}),
         user_tools=_list(_TOOLS, files[USER_TOOLS], at(USER_TOOLS)) if USER_TOOLS in files else (),
+        rules=_list(_RULES, files[RULES], at(RULES)) if RULES in files else (),
     )
     check_consistency(bundle, str(folder))
     bundle.__dict__["content_hash"] = content_hash_of(manifest)

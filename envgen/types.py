@@ -370,6 +370,30 @@ class AgentTool(Frozen):
     parameters: dict[str, Any]
 
 
+class DomainRule(Frozen):
+    """One rule of the domain, executable (`envgen.runtime.domain`): when it holds, these tools may not be
+    used so. Its sentence stands in ``policy.md``; what the agent has to do about it is never left to the
+    tool."""
+
+    id: str
+    """``R1``: what a refusal names."""
+    kind: Literal["field_in", "field_not_in", "no_children", "at_most"]
+    """``field_in`` / ``field_not_in``: ``field`` of the record acted on is, or is not, one of ``values``.
+    ``no_children``: no record of ``collection`` holds its key in ``field``. ``at_most``: the argument
+    ``param`` is no more than the first of ``values``."""
+    tools: tuple[str, ...] = Field(min_length=1)
+    collection: str
+    field: str
+    values: tuple[Any, ...] = ()
+    param: str = ""
+    enforced: bool = False
+    """True when the tools refuse by themselves; else only the agent keeps the rule."""
+    text: str
+    """The sentence in ``policy.md``."""
+    provenance: str
+    """Pointer into the document, or ``assumption: why``."""
+
+
 class EnvironmentDraft(Frozen):
     """What a proposer hands to the gates: schema, semantics, agent-visible tools, Python, and the account of
     every tool."""
@@ -387,6 +411,8 @@ class EnvironmentDraft(Frozen):
     decisions: tuple[ToolDecision, ...]
     user_tools: tuple[AgentTool, ...] = ()
     """Tools that the user holds and the agent does not see. Their functions are in ``source`` too."""
+    rules: tuple[DomainRule, ...] = ()
+    """The rules of ``policy`` as data, where it has any."""
 
 
 class ToolEdge(Frozen):
@@ -506,6 +532,8 @@ class AnswerSlot(Frozen):
     """``normalised``: case and white space of text and the order of an array do not count."""
     accepted: tuple[Any, ...] = Field(min_length=1)
     """Every right value; the first is the reference's."""
+    source: ArgumentSource | None = None
+    """Where the reference knows it from: gate 6."""
 
 
 class UserAction(Frozen):
@@ -538,6 +566,14 @@ class TraceConstraint(Frozen):
     limit: int = 0
 
 
+class RefusedCall(Frozen):
+    """What a task asks for although a rule forbids it: the call that would be the change."""
+
+    rule: str
+    tool: str
+    arguments: dict[str, Any]
+
+
 class Task(Frozen):
     """``D = (Q, S, S*, F)`` of METHOD.md §3, with one known-good sequence and what the user knows."""
 
@@ -566,6 +602,9 @@ class Task(Frozen):
     """What the user can do with tools of its own."""
     consent: Literal["yes", "no"] = "yes"
     """What the user answers when asked for a go-ahead."""
+    refused: RefusedCall | None = None
+    """Set where a rule of the domain forbids what is asked: nothing may change, and the answers record the
+    refusal."""
 
     @model_serializer(mode="wrap")
     def _as_before(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -575,12 +614,14 @@ class Task(Frozen):
             out.pop("user_actions", None)
         if self.consent == "yes":
             out.pop("consent", None)
+        if self.refused is None:
+            out.pop("refused", None)
         return out
 
 
 GateName = Literal[
     "replay", "noop", "write_dropped", "mutants", "equivalents", "knowable", "binding", "leak", "duplicate",
-    "confirmation",
+    "confirmation", "policy",
 ]  # fmt: skip
 
 

@@ -37,6 +37,14 @@ McpOption = Annotated[
     list[str] | None,
     typer.Option("--mcp", metavar="SERVER", help="A running MCP server: a command line, or http(s)://…"),
 ]
+AnswerOption = Annotated[
+    float,
+    typer.Option(min=0, max=1, help="Share of tasks that ask a question (all, where DOC changes nothing)."),
+]
+ForbiddenOption = Annotated[
+    float,
+    typer.Option(min=0, max=1, help="Share of tasks that ask for what a rule forbids (adds rules)."),
+]
 WorkersOption = Annotated[
     int, typer.Option(min=1, help="Processes (or Ray tasks) at once. The bundle does not depend on it.")
 ]
@@ -108,6 +116,8 @@ def synth_command(
     tries: Annotated[int, typer.Option(min=1, help="Answers to one question, repairs included.")] = 3,
     answer_tokens: Annotated[int, typer.Option(min=64, help="Tokens of one answer, with thinking.")] = 8192,
     concurrency: Annotated[int, typer.Option(min=1, help="Questions to the model at once.")] = 4,
+    answer_share: AnswerOption = 0.0,
+    forbidden_share: ForbiddenOption = 0.0,
     workers: WorkersOption = 1,
     executor: ExecutorOption = "local",
     ray_address: RayOption = "",
@@ -133,7 +143,10 @@ def synth_command(
         "max_difficulty": max_difficulty,
         "confirm_writes": confirm_writes or (),
         "user_tools": user_tool or (),
+        "answer_share": answer_share,
+        "forbidden_share": forbidden_share,
     }
+    _check_shares(answer_share, forbidden_share)
     asked = {"base_url": base_url, "model": model, "api_key_env": api_key_env}
     if proposer == "rules":
         for option, value in {**asked, "cache": cache, "record": record, "replay": replay}.items():
@@ -180,6 +193,8 @@ def batch_command(
     tasks: Annotated[int, typer.Option(min=1, help="Certified tasks of each bundle.")] = 80,
     heldout: Annotated[int, typer.Option(min=0, help="How many of them are held out.")] = 20,
     max_difficulty: Annotated[int, typer.Option(min=1, max=4, help="Hardest level of task.")] = 4,
+    answer_share: AnswerOption = 0.0,
+    forbidden_share: ForbiddenOption = 0.0,
     workers: WorkersOption = 1,
     executor: ExecutorOption = "local",
     ray_address: RayOption = "",
@@ -195,7 +210,15 @@ def batch_command(
 
     if heldout >= tasks:
         raise typer.BadParameter(f"--heldout {heldout} of --tasks {tasks} leaves none to train on; lower it")
-    wanted: Wanted = {"tasks": tasks, "heldout": heldout, "seed": 0, "max_difficulty": max_difficulty}
+    _check_shares(answer_share, forbidden_share)
+    wanted: Wanted = {
+        "tasks": tasks,
+        "heldout": heldout,
+        "seed": 0,
+        "max_difficulty": max_difficulty,
+        "answer_share": answer_share,
+        "forbidden_share": forbidden_share,
+    }
     started = time.perf_counter()
     rows = make_many(jobs_for(docs, output, seeds or [0], wanted), Execution(executor, workers, ray_address))
     show_batch(rows, time.perf_counter() - started)
@@ -287,6 +310,14 @@ def _documents(paths: list[Path] | None, servers: list[str] | None) -> ToolDoc:
     if not read:
         raise typer.BadParameter("got no document; expected DOC..., or --mcp 'COMMAND' or --mcp https://…")
     return combine(read)
+
+
+def _check_shares(answer_share: float, forbidden_share: float) -> None:
+    if answer_share + forbidden_share > 1:
+        raise typer.BadParameter(
+            f"--answer-share {answer_share} and --forbidden-share {forbidden_share} are more than all tasks; "
+            "together they are at most 1"
+        )
 
 
 def _find_task(bundle: Bundle, task_id: str) -> Task:

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Protocol
 
 from envgen.errors import TaskError
 from envgen.runtime.context import mix
 from envgen.synthesis.catalog import build_catalog
 from envgen.synthesis.certify import Prover
+from envgen.synthesis.plans import Candidate
 from envgen.synthesis.shapes import DemandShape
 from envgen.synthesis.tasks import TaskMaker, Workbench, workbench
 from envgen.synthesis.workspace import key_of
@@ -46,14 +46,6 @@ class Recipe:
         )
 
 
-class Plan(Protocol):
-    """What a planner decided about one task before any value exists. Picklable."""
-
-    def make(self, bench: Workbench, seed: int, task_id: str) -> Task:
-        """The task. Raises TaskError when the draw does not work out."""
-        ...
-
-
 @dataclass(frozen=True)
 class ChangePlan:
     """A task that changes the state. ``nested``: see `envgen.synthesis.tasks.TaskMaker.make`."""
@@ -64,14 +56,6 @@ class ChangePlan:
     def make(self, bench: Workbench, seed: int, task_id: str) -> Task:
         """See `Plan.make`."""
         return TaskMaker(bench, seed).make(task_id, list(self.shapes), dict(self.nested)).task
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A plan and the number of its attempt."""
-
-    attempt: int
-    plan: Plan
 
 
 @dataclass(frozen=True)

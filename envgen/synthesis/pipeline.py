@@ -12,11 +12,13 @@ from typing import Any, Literal, Required, TypedDict, Unpack
 
 from envgen.proposers.rules import propose
 from envgen.store import Bundle
-from envgen.synthesis.candidates import Candidate, ChangePlan
+from envgen.synthesis.candidates import ChangePlan
 from envgen.synthesis.catalog import Catalog
 from envgen.synthesis.choices import static_footprint
 from envgen.synthesis.control import confirmed, held_by_user, writers_named
 from envgen.synthesis.executors import Executor, SerialExecutor
+from envgen.synthesis.mixing import Shares
+from envgen.synthesis.plans import Candidate
 from envgen.synthesis.production import Means, Order, Production
 from envgen.synthesis.rounds import Planner, Progress
 from envgen.synthesis.sequences import ShapeSampler
@@ -235,9 +237,10 @@ def make_order(
 ) -> Order:
     """The order that these options are. Raises ValueError for numbers, TaskError for names of tools."""
     check_numbers(wanted)
+    shares = Shares.of(draft, wanted.get("answer_share", 0.0), wanted.get("forbidden_share", 0.0))
+    draft = shares.prepared(draft)
     draft = held_by_user(draft, writers_named(draft, wanted.get("user_tools", ()), "user tool"))
     draft, rules = confirmed(draft, writers_named(draft, wanted.get("confirm_writes", ()), "confirm writes"))
-    shares = {name: wanted.get(name, 0.0) for name in SHARES}
     return Order(
         doc=doc,
         draft=draft,
@@ -246,14 +249,19 @@ def make_order(
         seed=wanted["seed"],
         max_difficulty=wanted.get("max_difficulty", max(LEVELS)),
         constraints=rules,
-        plan={name: share for name, share in shares.items() if share},
+        plan=shares.said(),
         provenance=provenance or {},
     )
 
 
 def planner_for(order: Order) -> Callable[[Workbench], Planner]:
     """What makes the planner of an order."""
-    return lambda bench: ChangePlanner(bench.catalog, order.seed, order.max_difficulty)
+
+    def make(bench: Workbench) -> Planner:
+        changes = ChangePlanner(bench.catalog, order.seed, order.max_difficulty)
+        return Shares(**order.plan).planner(bench.catalog, order.seed, changes)
+
+    return make
 
 
 def read_and_propose(

@@ -174,4 +174,5 @@ class Production:
                 seconds=0.0,
             ),
             user_tools=draft.user_tools,
+            rules=draft.rules,
         )

@@ -18,9 +18,10 @@ from typing import Protocol
 import orjson
 
 from envgen.errors import RefusedDocument
-from envgen.synthesis.candidates import Candidate, Job, Outcome, Recipe, named, try_candidates
+from envgen.synthesis.candidates import Job, Outcome, Recipe, named, try_candidates
 from envgen.synthesis.certify import Duplicates
 from envgen.synthesis.executors import Executor
+from envgen.synthesis.plans import Candidate
 from envgen.synthesis.replay_stream import Replayers
 from envgen.synthesis.workspace import Workspace, key_of
 from envgen.types import GateResult, LintFinding, Task

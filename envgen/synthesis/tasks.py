@@ -11,6 +11,7 @@ from typing import Any
 import orjson
 
 from envgen.runtime.context import KeyStyle, ToolContext, key_styles
+from envgen.runtime.domain import broken_rules
 from envgen.runtime.isolation.pool import WorkerPool
 from envgen.runtime.isolation.remote_tools import remote_tools
 from envgen.runtime.isolation.vetting import is_vetted
@@ -121,6 +122,10 @@ class TaskMaker:
         context = ToolContext(self.clock, self.seed, self.bench.styles)
 
         def execute(tool: str, arguments: dict[str, Any]) -> Any:
+            for rule in broken_rules(
+                self.catalog.draft.rules, self.catalog.semantics[tool], self.catalog.schema, state, arguments
+            ):
+                raise Unfit(f"{tool} would break {rule.text}")
             outcome = call_tool(self.bench.tools, self.bench.table, state, context, tool, arguments)
             if outcome.is_error:
                 raise Unfit(f"{tool} refused: {outcome.value}")
