@@ -187,9 +187,10 @@ def check_usable(
     findings: list[LintFinding] = []
     known = {c.name for c in schema.collections if c.singleton or not c.key_generated}
     if not any(item.many or (item.verb == "get" and item.collection in known) for item in semantics):
-        text = "no tool that lists or searches survives, so no id can be looked up"
         if not any(item.writes_state for item in semantics):
-            text = "no tool that changes the state survives, and none that lists or searches"
+            text = "no tool that changes the state survives"
+            findings.append(LintFinding(level="refusal", code="no-write-tool", message=text))
+        text = "no tool that lists or searches survives, so no id can be looked up"
         findings.append(LintFinding(level="refusal", code="no-lookup-tool", message=text))
     if findings:
         findings += [
