@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any, cast
 
 import orjson
@@ -27,6 +28,8 @@ from envgen.types import AnswerSlot, ArgumentSource, GateResult, Message, Refere
 WRONG = 14
 """Wrong closing messages tried per task."""
 LEAST_WRONG = 10
+EXTRA_WRITES = 8
+"""Changes of the state tried beside the right answer."""
 
 
 class AnswerGates(Runner):
@@ -60,7 +63,8 @@ class AnswerGates(Runner):
             tried += 1
             if self.accepts_closing(task, text):
                 return GateResult(gate="mutants", passed=False, tried=tried, detail=f"accepted: {text[:120]}")
-        for label, calls in self._maker.variants(task, rng) if self.catalog.writers else ():
+        extra = self._maker.variants(task, rng) if self.catalog.writers else iter(())
+        for label, calls in islice(extra, EXTRA_WRITES):
             tried += 1
             if self.accepts(task, self.play(task, calls)):
                 return GateResult(gate="mutants", passed=False, tried=tried, detail=f"accepted: {label}")

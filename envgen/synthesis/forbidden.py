@@ -28,7 +28,7 @@ from envgen.synthesis.catalog import Catalog, Locator
 from envgen.synthesis.choices import Choice, Unfit, Value, needs_of
 from envgen.synthesis.demands import Chooser
 from envgen.synthesis.plans import Candidate
-from envgen.synthesis.questions import closing_with, recorder_on
+from envgen.synthesis.questions import closing_with, conclusion, recorder_on
 from envgen.synthesis.runner import Runner, Write
 from envgen.synthesis.schema import place_argument
 from envgen.synthesis.sequences import ShapeSampler
@@ -236,7 +236,10 @@ class ForbiddenMaker(TaskMaker):
         broken = broken_rules(self.catalog.draft.rules, semantics, self.catalog.schema, state, arguments)
         if [b.id for b in broken] != [rule.id]:
             raise Unfit(f"the request breaks {[b.id for b in broken]}, expected {rule.id} alone")
-        why, said = self._deciding(recorder, key, arguments)
+        why, seen = self._deciding(recorder, key, arguments)
+        selector = shape.target.selector if shape.target is not None else None
+        word = self.speaker.field(rule.collection, selector.field) if selector and selector.field else ""
+        said = "; ".join(filter(None, [conclusion(recorder, key, word), seen]))
         answers = {REFUSED: rule.id, RECORD: key.value}
         return Task(
             id=task_id,

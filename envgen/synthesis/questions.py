@@ -222,7 +222,7 @@ class QuestionMaker(TaskMaker):
             initial_state=initial,
             accepted_states=(initial,),
             reference=tuple(recorder.steps),
-            closing=closing_with({SLOT: value}, self._thought(recorder, found, plan)),
+            closing=closing_with({SLOT: value}, conclusion(recorder, found, self._word(plan))),
             blueprint=recorder.blueprint(),
             pattern=plan.pattern,
             difficulty=difficulty(len(recorder.steps), reasoning),
@@ -277,13 +277,9 @@ class QuestionMaker(TaskMaker):
         paths = [locator.access.path(name) for name in (known.label, known.key) if name] if locator else []
         return next((path for path in paths if path is not None), "")
 
-    def _thought(self, recorder: Recorder, found: Known, plan: QuestionPlan) -> str:
-        """The last conclusion in words."""
-        node = next((n for n in recorder.nodes if n.id == found.node and n.kind == "reasoning"), None)
-        if node is None:
-            return found.said
-        words = " ".join(field_words(plan.pick.selector.field or plan.field or plan.kind))
-        return work_out(node, recorder.outputs, words)
+    def _word(self, plan: QuestionPlan) -> str:
+        name = plan.pick.selector.field or plan.field
+        return self.speaker.field(plan.pick.yields, name) if name else plan.kind
 
     def _slot(self, plan: QuestionPlan, choice: Choice, value: Any, source: ArgumentSource) -> AnswerSlot:
         field = self.catalog.fields.get((choice.collection, plan.field))
@@ -302,6 +298,12 @@ class QuestionMaker(TaskMaker):
             return AnswerSlot(name=SLOT, type="number", accepted=(value,), source=source)
         kind = "date" if field is not None and field.type == "date" else "string"
         return AnswerSlot(name=SLOT, type=kind, policy="normalised", accepted=(value,), source=source)
+
+
+def conclusion(recorder: Recorder, found: Known, word: str) -> str:
+    """The last conclusion of a reference in words: the reasoning, or the look-up by name."""
+    node = next((n for n in recorder.nodes if n.id == found.node and n.kind == "reasoning"), None)
+    return found.said if node is None else work_out(node, recorder.outputs, word)
 
 
 def closing_with(answers: dict[str, Any], thought: str = "") -> str:
