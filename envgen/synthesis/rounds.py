@@ -184,7 +184,7 @@ class TaskRounds:
                 continue
             duplicate = self.duplicates.gate(outcome.task)
             if not duplicate.passed:
-                self._drop(candidate, "duplicate", "")
+                self._drop(candidate, "duplicate", "duplicate: the instruction is that of another task")
                 continue
             task = named(outcome, f"{self.recipe.draft.name}-{self.made:04d}").task
             assert task is not None
