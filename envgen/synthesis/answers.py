@@ -153,6 +153,8 @@ def why_not_known(task: Task, outputs: list[Any], catalog: Catalog) -> str:
         source, value = slot.source, slot.accepted[0]
         if source is None:
             return f"answer {slot.name}: no source is declared"
+        if len(slot.accepted) > 1:
+            return f"answer {slot.name}: accepts {len(slot.accepted)} values, and its source gives one"
         if task.refused is not None and slot.name == source.param == "refused":
             reason = _not_seen(task, source, outputs, catalog)
         elif isinstance(value, list):

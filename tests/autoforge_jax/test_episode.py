@@ -412,14 +412,11 @@ def test_references_that_end_in_an_answer_or_a_refusal_are_played_like_any_other
     made = make_bundle(DOC, mock_draft(), tasks=8, heldout=2, seed=3, answer_share=0.9)
     answering = [task for task in made.tasks if task.answers]
     assert len(answering) >= 4
+    limits = EpisodeLimits(max_turns=12, max_turn_tokens=400, max_trajectory_tokens=9000)
     for task in answering:
-        played = reference_trajectory(
-            made, task, renderer(), EpisodeLimits(max_turns=12, max_trajectory_tokens=9000)
-        )
+        played = reference_trajectory(made, task, renderer(), limits)
         assert played.success and played.partial_credit == 1.0
         assert played.turns[-1].action.content == task.closing and '{"answer":' in task.closing
         silent = task.model_copy(update={"closing": "Done."})
         with pytest.raises(TrainingError, match="reward 0"):
-            reference_trajectory(
-                made, silent, renderer(), EpisodeLimits(max_turns=12, max_trajectory_tokens=9000)
-            )
+            reference_trajectory(made, silent, renderer(), limits)
