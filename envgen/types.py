@@ -393,6 +393,30 @@ class AgentTool(Frozen):
     parameters: dict[str, Any]
 
 
+class DomainRule(Frozen):
+    """One rule of the domain, executable (`envgen.runtime.domain`): when it holds, these tools may not be
+    used so. Its sentence stands in ``policy.md``; what the agent has to do about it is never left to the
+    tool."""
+
+    id: str
+    """``R1``: what a refusal names."""
+    kind: Literal["field_in", "field_not_in", "no_children", "at_most"]
+    """``field_in`` / ``field_not_in``: ``field`` of the record acted on is, or is not, one of ``values``.
+    ``no_children``: no record of ``collection`` holds its key in ``field``. ``at_most``: the argument
+    ``param`` is no more than the first of ``values``."""
+    tools: tuple[str, ...] = Field(min_length=1)
+    collection: str
+    field: str
+    values: tuple[Any, ...] = ()
+    param: str = ""
+    enforced: bool = False
+    """True when the tools refuse by themselves; else only the agent keeps the rule."""
+    text: str
+    """The sentence in ``policy.md``."""
+    provenance: str
+    """Pointer into the document, or ``assumption: why``."""
+
+
 class EnvironmentDraft(Frozen):
     """What a proposer hands to the gates: schema, semantics, agent-visible tools, Python, and the account of
     every tool."""
@@ -410,6 +434,8 @@ class EnvironmentDraft(Frozen):
     decisions: tuple[ToolDecision, ...]
     user_tools: tuple[AgentTool, ...] = ()
     """Tools that the user holds and the agent does not see. Their functions are in ``source`` too."""
+    rules: tuple[DomainRule, ...] = ()
+    """The rules of ``policy`` as data, where it has any."""
 
 
 class ToolEdge(Frozen):
@@ -529,6 +555,8 @@ class AnswerSlot(Frozen):
     """``normalised``: case and white space of text and the order of an array do not count."""
     accepted: tuple[Any, ...] = Field(min_length=1)
     """Every right value; the first is the reference's."""
+    source: ArgumentSource | None = None
+    """Where the reference knows it from: gate 6."""
 
 
 class UserAction(Frozen):
@@ -578,6 +606,14 @@ class TaskTraits(Frozen):
     """Facts that the user must be asked for."""
 
 
+class RefusedCall(Frozen):
+    """What a task asks for although a rule forbids it: the call that would be the change."""
+
+    rule: str
+    tool: str
+    arguments: dict[str, Any]
+
+
 class Task(Frozen):
     """``D = (Q, S, S*, F)`` of METHOD.md §3, with one known-good sequence and what the user knows."""
 
@@ -608,6 +644,9 @@ class Task(Frozen):
     """What the user answers when asked for a go-ahead."""
     traits: TaskTraits | None = None
     """What makes it hard, in numbers; None for tasks made by hand or before this was counted."""
+    refused: RefusedCall | None = None
+    """Set where a rule of the domain forbids what is asked: nothing may change, and the answers record the
+    refusal."""
 
     @model_serializer(mode="wrap")
     def _as_before(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -619,12 +658,14 @@ class Task(Frozen):
             out.pop("consent", None)
         if self.traits is None:
             out.pop("traits", None)
+        if self.refused is None:
+            out.pop("refused", None)
         return out
 
 
 GateName = Literal[
     "replay", "noop", "write_dropped", "mutants", "equivalents", "knowable", "binding", "leak", "duplicate",
-    "confirmation",
+    "confirmation", "policy",
 ]  # fmt: skip
 
 

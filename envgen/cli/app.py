@@ -15,7 +15,8 @@ import typer
 
 if TYPE_CHECKING:  # only for types: these imports are slow
     from envgen.store import Bundle
-    from envgen.types import Task, ToolDoc
+    from envgen.synthesis.pipeline import Wanted
+    from envgen.types import EnvironmentDraft, Task, ToolDoc
 
 app = typer.Typer(
     name="envgen",
@@ -35,6 +36,24 @@ DocsArgument = Annotated[
 McpOption = Annotated[
     list[str] | None,
     typer.Option("--mcp", metavar="SERVER", help="A running MCP server: a command line, or http(s)://…"),
+]
+DifficultyOption = Annotated[
+    str, typer.Option(metavar="LEVELS", help="Levels wanted: 3, 2-4 or 1,5. All where left out.")
+]
+AnswerOption = Annotated[
+    float,
+    typer.Option(min=0, max=1, help="Share of tasks that ask a question (all, where DOC changes nothing)."),
+]
+ForbiddenOption = Annotated[
+    float,
+    typer.Option(min=0, max=1, help="Share of tasks that ask for what a rule forbids (adds rules)."),
+]
+WorkersOption = Annotated[
+    int, typer.Option(min=1, help="Processes (or Ray tasks) at once. The bundle does not depend on it.")
+]
+ExecutorOption = Annotated[str, typer.Option(help="local, or ray (needs the extra [ray]).")]
+RayOption = Annotated[
+    str, typer.Option(metavar="ADDRESS", help="A running Ray cluster; one is started here when left out.")
 ]
 BundleArgument = Annotated[Path, typer.Argument(metavar="BUNDLE", help="Folder written by envgen synth.")]
 
@@ -64,9 +83,7 @@ def synth_command(
     heldout: Annotated[int, typer.Option(min=0, help="How many of them are held out.")] = 20,
     seed: Annotated[int, typer.Option(help="Same document, numbers and seed: same bytes.")] = 0,
     max_difficulty: Annotated[int, typer.Option(min=1, max=5, help="Hardest level of task.")] = 5,
-    difficulty: Annotated[
-        str, typer.Option(metavar="LEVELS", help="Levels wanted: 3, 2-4 or 1,5. All where left out.")
-    ] = "",
+    difficulty: DifficultyOption = "",
     name: Annotated[str | None, typer.Option(help="Name of the bundle; from DOC when left out.")] = None,
     confirm_writes: Annotated[
         list[str] | None,
@@ -110,65 +127,60 @@ def synth_command(
         bool, typer.Option("--whole", help="One bundle also of a document of 100 tools or more.")
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace the bundle that stands at BUNDLE.")] = False,
+    answer_share: AnswerOption = 0.0,
+    forbidden_share: ForbiddenOption = 0.0,
+    workers: WorkersOption = 1,
+    executor: ExecutorOption = "local",
+    ray_address: RayOption = "",
 ) -> None:
     """Make an environment and tasks out of DOC, certify every task, and write them to BUNDLE.
 
     Several documents and servers make one environment, in which they share the records they both speak of.
+    A run that was cut short goes on where it was when the same command is given again.
     """
-    from envgen.cli.views import progress_bar, show_account
-    from envgen.store import write_bundle
-    from envgen.synthesis.difficulty import parse_levels
-    from envgen.synthesis.pipeline import make_bundle, synthesize
+    from envgen.cli.making import Execution, make
+    from envgen.cli.views import show_account
+    from envgen.synthesis.communities import LARGE
+    from envgen.synthesis.pipeline import make_order, read_and_propose
+    from envgen.synthesis.workspace import workspace_for
 
     if heldout >= tasks:
         raise typer.BadParameter(f"--heldout {heldout} of --tasks {tasks} leaves none to train on; lower it")
-    try:
-        levels = parse_levels(difficulty) if difficulty else ()
-    except ValueError as error:
-        raise typer.BadParameter(f"--difficulty: {error}") from error
     _check_target(output, force=force)
+    execution = Execution(executor, workers, ray_address)
+    wanted: Wanted = {
+        "tasks": tasks,
+        "heldout": heldout,
+        "seed": seed,
+        "max_difficulty": max_difficulty,
+        "levels": _levels(difficulty),
+        "confirm_writes": confirm_writes or (),
+        "user_tools": user_tool or (),
+        "answer_share": answer_share,
+        "forbidden_share": forbidden_share,
+    }
+    _check_shares(answer_share, forbidden_share)
+
+    def named(draft: EnvironmentDraft) -> EnvironmentDraft:
+        return draft if name is None else draft.model_copy(update={"name": name})
+
     asked = {"base_url": base_url, "model": model, "api_key_env": api_key_env}
     if proposer == "rules":
         for option, value in {**asked, "cache": cache, "record": record, "replay": replay}.items():
             if value:
                 raise typer.BadParameter(f"--{option.replace('_', '-')} needs --proposer model or hybrid")
-        document = _documents(docs, mcp)
-        if community or (len(document.tools) >= 100 and not whole):
+        one = docs[0] if docs and len(docs) == 1 and not mcp else None
+        document = one if one is not None else _documents(docs, mcp)
+        doc, draft = read_and_propose(document, workspace_for(output))
+        if community or (len(doc.tools) >= LARGE and not whole):
             from envgen.cli.communities import synth_communities
 
-            synth_communities(
-                document,
-                output,
-                community,
-                lambda draft, progress: make_bundle(
-                    document,
-                    draft if name is None else draft.model_copy(update={"name": name}),
-                    tasks=tasks,
-                    heldout=heldout,
-                    seed=seed,
-                    max_difficulty=max_difficulty,
-                    confirm_writes=confirm_writes or (),
-                    user_tools=user_tool or (),
-                    progress=progress,
-                ),
-                force=force,
-            )
+            def make_part(part: EnvironmentDraft, target: Path) -> Bundle:
+                return make(make_order(doc, named(part), **wanted), target, execution)
+
+            synth_communities(doc, draft, output, community, make_part, force=force)
             return
-        with progress_bar() as progress:
-            bundle = synthesize(
-                document,
-                tasks=tasks,
-                heldout=heldout,
-                seed=seed,
-                max_difficulty=max_difficulty,
-                levels=levels,
-                name=name,
-                confirm_writes=confirm_writes or (),
-                user_tools=user_tool or (),
-                progress=progress,
-            )
-            write_bundle(bundle, output)
-        show_account(bundle, output)
+        show_account(make(make_order(doc, named(draft), **wanted), output, execution), output)
         return
     from envgen.cli.model import ModelOptions, propose_for, show_model
     from envgen.llm.budget import Budget
@@ -181,31 +193,60 @@ def synth_command(
     options = ModelOptions(
         **asked,
         proposer=proposer,
-        cache=cache,
+        # Without a folder of their own the answers lie with the other stages, until the bundle stands.
+        cache=cache if cache is not None or replay is not None else workspace_for(output).folder / "answers",
         record=record,
         replay=replay,
         budget=Budget(token_budget, cost_budget, *prices),
         asking=AskSettings(tries=tries, max_tokens=answer_tokens, concurrency=concurrency),
     )
     made = propose_for(docs or [], mcp or [], options)
-    draft = made.draft if name is None else made.draft.model_copy(update={"name": name})
-    with progress_bar() as progress:
-        bundle = make_bundle(
-            made.doc,
-            draft,
-            tasks=tasks,
-            heldout=heldout,
-            seed=seed,
-            max_difficulty=max_difficulty,
-            levels=levels,
-            confirm_writes=confirm_writes or (),
-            user_tools=user_tool or (),
-            progress=progress,
-            provenance=made.provenance,
-        )
-        write_bundle(bundle, output)
-    show_account(bundle, output)
+    order = make_order(made.doc, named(made.draft), provenance=made.provenance, **wanted)
+    show_account(make(order, output, execution), output)
     show_model(made, options.budget)
+
+
+@app.command("batch")
+def batch_command(
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="FOLDER", help="Folder of the bundles.")],
+    docs: Annotated[list[Path], typer.Argument(metavar="DOC...", help="Documents, each for itself.")],
+    seeds: Annotated[
+        list[int] | None, typer.Option("--seed", help="May be repeated: a bundle for each. 0 when left out.")
+    ] = None,
+    tasks: Annotated[int, typer.Option(min=1, help="Certified tasks of each bundle.")] = 80,
+    heldout: Annotated[int, typer.Option(min=0, help="How many of them are held out.")] = 20,
+    difficulty: DifficultyOption = "",
+    answer_share: AnswerOption = 0.0,
+    forbidden_share: ForbiddenOption = 0.0,
+    workers: WorkersOption = 1,
+    executor: ExecutorOption = "local",
+    ray_address: RayOption = "",
+) -> None:
+    """Make a bundle of every DOC and seed with the rules, several side by side, and print one table.
+
+    What stands already is not made again. Exit code 1 when some document gives no bundle.
+    """
+    import time
+
+    from envgen.cli.making import Execution, make_many, show_batch
+    from envgen.synthesis.batch import jobs_for
+
+    if heldout >= tasks:
+        raise typer.BadParameter(f"--heldout {heldout} of --tasks {tasks} leaves none to train on; lower it")
+    _check_shares(answer_share, forbidden_share)
+    wanted: Wanted = {
+        "tasks": tasks,
+        "heldout": heldout,
+        "seed": 0,
+        "levels": _levels(difficulty),
+        "answer_share": answer_share,
+        "forbidden_share": forbidden_share,
+    }
+    started = time.perf_counter()
+    rows = make_many(jobs_for(docs, output, seeds or [0], wanted), Execution(executor, workers, ray_address))
+    show_batch(rows, time.perf_counter() - started)
+    if not all(row.bundle for row in rows):
+        raise typer.Exit(1)
 
 
 @app.command("validate")
@@ -299,6 +340,23 @@ def _documents(paths: list[Path] | None, servers: list[str] | None) -> ToolDoc:
     if not read:
         raise typer.BadParameter("got no document; expected DOC..., or --mcp 'COMMAND' or --mcp https://…")
     return combine(read)
+
+
+def _levels(text: str) -> tuple[int, ...]:
+    from envgen.synthesis.difficulty import parse_levels
+
+    try:
+        return parse_levels(text) if text else ()
+    except ValueError as error:
+        raise typer.BadParameter(f"--difficulty: {error}") from error
+
+
+def _check_shares(answer_share: float, forbidden_share: float) -> None:
+    if answer_share + forbidden_share > 1:
+        raise typer.BadParameter(
+            f"--answer-share {answer_share} and --forbidden-share {forbidden_share} are more than all tasks; "
+            "together they are at most 1"
+        )
 
 
 def _find_task(bundle: Bundle, task_id: str) -> Task:

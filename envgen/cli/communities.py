@@ -5,25 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from envgen.cli.views import console, progress_bar, show_account, table
+from envgen.cli.views import console, show_account, table
 from envgen.errors import BundleError, RefusedDocument
-from envgen.proposers.rules import propose
-from envgen.store import Bundle, write_bundle
+from envgen.store import Bundle
 from envgen.synthesis.communities import Community, chosen, communities, part_of
-from envgen.synthesis.pipeline import Progress
 from envgen.types import EnvironmentDraft, ToolDoc
 
-Make = Callable[[EnvironmentDraft, Progress], Bundle]
-"""From the draft of one community to its bundle."""
+Make = Callable[[EnvironmentDraft, Path], Bundle]
+"""From the draft of one community to its bundle, written to a folder."""
 
 
-def synth_communities(doc: ToolDoc, output: Path, name: str, make: Make, *, force: bool) -> None:
+def synth_communities(
+    doc: ToolDoc, draft: EnvironmentDraft, output: Path, name: str, make: Make, *, force: bool
+) -> None:
     """Write the bundle of community ``name`` to ``output``, or with an empty name one for each community to
     ``output/NAME``. A community of which no bundle can be made is named with the reason.
 
     Raises RefusedDocument (no community gives a bundle, or none is called so), BundleError.
     """
-    draft = propose(doc)
     found = communities(doc, draft)
     if name:
         _one(doc, draft, chosen(found, name), output, make)
@@ -49,7 +48,4 @@ def synth_communities(doc: ToolDoc, output: Path, name: str, make: Make, *, forc
 
 
 def _one(doc: ToolDoc, draft: EnvironmentDraft, community: Community, output: Path, make: Make) -> None:
-    with progress_bar() as progress:
-        bundle = make(part_of(doc, draft, community), progress)
-        write_bundle(bundle, output)
-    show_account(bundle, output)
+    show_account(make(part_of(doc, draft, community), output), output)

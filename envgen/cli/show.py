@@ -48,6 +48,12 @@ def show_bundle(bundle: Bundle) -> None:
         for decision in refused:
             rows.add_row(escape(decision.tool), escape(decision.reason), escape(decision.pointer))
         out.print(rows)
+    if bundle.rules:
+        rows = table("rule", "kept by", "from", title="\nrules of the domain")
+        for rule in bundle.rules:
+            keeper = "the tools" if rule.enforced else "the agent"
+            rows.add_row(escape(rule.text), keeper, escape(rule.provenance))
+        out.print(rows)
     rows = table("collection", "field", "type", "note", title="\nstate")
     for collection in bundle.state_schema.collections:
         for index, state_field in enumerate(collection.fields):
@@ -116,7 +122,13 @@ def show_task(bundle: Bundle, task: Task) -> None:
             said += f" (the user calls {step.tool} {compact(step.arguments)})"
         out.print(f"  {index}. {escape(said)}", soft_wrap=True)
         out.print(f"     [green]{escape(result)}[/green]", soft_wrap=True)
-    out.print(f"  closing: {escape(task.closing)}")
+    out.print(f"  closing: {escape(task.closing)}", soft_wrap=True)
+    for slot in task.answers:
+        right = " or ".join(compact(value) for value in slot.accepted)
+        out.print(f"  answer {escape(slot.name)} ({slot.type}): {escape(right)}", soft_wrap=True)
+    if task.refused is not None:
+        call = f"{task.refused.tool} {compact(task.refused.arguments)}"
+        out.print(f"  forbidden by {task.refused.rule}: {escape(call)}", soft_wrap=True)
     rows = table("collection", "key", "change", title="\nstate, initial -> target")
     for collection, key, change in state_changes(task.initial_state, task.accepted_states[0]):
         rows.add_row(escape(collection), escape(key), escape(change))

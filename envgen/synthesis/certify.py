@@ -16,11 +16,13 @@ from collections.abc import Iterator, Sequence
 
 from envgen.errors import TaskError
 from envgen.store import Bundle
+from envgen.synthesis.answers import AnswerGates, leaked, why_not_known
 from envgen.synthesis.bench import Workbench, workbench
 from envgen.synthesis.bindings import Bindings
 from envgen.synthesis.catalog import build_catalog
 from envgen.synthesis.conversations import Conversations, confirms
 from envgen.synthesis.equivalents import Equivalents
+from envgen.synthesis.forbidden import PolicyGate
 from envgen.synthesis.knowledge import check_knowable, says
 from envgen.synthesis.mutants import MUTANTS, MutantMaker
 from envgen.synthesis.replay import Replayed, replay_bundle, replay_fresh
@@ -40,6 +42,8 @@ class Prover(Runner):
         self.equivalents = Equivalents(bench)
         self.bindings = Bindings(bench)
         self.conversations = Conversations(bench)
+        self.answers = AnswerGates(bench)
+        self.policy = PolicyGate(bench)
         names = [t.name for t in bench.catalog.tools.values() if _is_technical(t.name)]
         pattern = "|".join(rf"(?<!\w){re.escape(n)}(?!\w)" for n in names)
         self._tool_names = re.compile(pattern) if names else None
@@ -58,9 +62,11 @@ class Prover(Runner):
             self.bindings.gate,
             self.noop,
             self.write_dropped,
-            self.equivalents.gate,
-            self.mutants,
+            self.answers.equivalents if task.answers else self.equivalents.gate,
+            self.answers.mutants if task.answers else self.mutants,
         ]
+        if self.catalog.draft.rules:
+            chosen.append(self.policy.gate)
         if confirms(task):
             chosen.append(self.conversations.gate)
         for gate in chosen:
@@ -116,6 +122,9 @@ class Prover(Runner):
             outputs = self.outputs(task)
         except TaskError as error:
             return GateResult(gate="knowable", passed=False, detail=str(error))
+        unknown = why_not_known(task, outputs, self.catalog)
+        if unknown:
+            return GateResult(gate="knowable", passed=False, detail=unknown)
         return check_knowable(task, outputs, self.catalog)
 
     def leak(self, task: Task) -> GateResult:
@@ -125,6 +134,9 @@ class Prover(Runner):
         found = self._tool_names.search(text) if self._tool_names else None
         if found:
             return GateResult(gate="leak", passed=False, detail=f"tool name {found.group()!r}")
+        answer = leaked(task)
+        if answer:
+            return GateResult(gate="leak", passed=False, detail=answer)
         words = set(re.findall(r"[\w-]+", text))
         for collection in self.schema.collections:
             if self.catalog.unlisted(collection.name):
@@ -208,6 +220,7 @@ def draft_of(bundle: Bundle) -> EnvironmentDraft:
         policy=bundle.policy,
         decisions=bundle.decisions,
         user_tools=bundle.user_tools,
+        rules=bundle.rules,
     )
 
 

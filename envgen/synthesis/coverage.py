@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from itertools import pairwise
 
 from envgen.synthesis.blueprint import split_reference
@@ -230,33 +230,58 @@ class Likeness:
 
 
 # ----------------------------------------------------------------------------------------- the report
-def measure(tasks: Sequence[Task], draft: EnvironmentDraft, graph: ToolGraph) -> CoverageReport:
-    """The figures of a bundle's tasks. Tasks that change nothing count for full sequences only."""
-    semantics = {s.tool: s for s in draft.semantics}
-    full = Counter(full_sequence(task) for task in tasks)
-    writes = Counter(sequence for task in tasks if (sequence := write_sequence(task, semantics)))
-    per_writer = Counter(tool for sequence, n in writes.items() for tool in set(sequence) for _ in range(n))
-    edges, idle = executable_edges(graph, draft.semantics, draft.state_schema)
-    used: set[Edge] = set()
-    alike, near = Likeness(), 0
+class Coverage:
+    """The figures of a bundle's tasks, taken as they come: tasks themselves are not kept. Tasks that change
+    nothing count for full sequences only."""
+
+    def __init__(self, draft: EnvironmentDraft, graph: ToolGraph) -> None:
+        self._semantics = {s.tool: s for s in draft.semantics}
+        self._full: Counter[tuple[str, ...]] = Counter()
+        self._writes: Counter[tuple[str, ...]] = Counter()
+        self._levels: Counter[int] = Counter()
+        self._edges, self._idle = executable_edges(graph, draft.semantics, draft.state_schema)
+        self._used: set[Edge] = set()
+        self._alike, self._near = Likeness(), 0
+
+    def add(self, task: Task) -> None:
+        """Count one task more."""
+        self._full[full_sequence(task)] += 1
+        written = write_sequence(task, self._semantics)
+        if written:
+            self._writes[written] += 1
+        self._levels[task.difficulty] += 1
+        self._used |= edges_used(task)
+        self._near += self._alike.near(task)
+        self._alike.note(task)
+
+    def report(self) -> CoverageReport:
+        """The figures so far."""
+        per_writer: Counter[str] = Counter()
+        for sequence, count in self._writes.items():
+            per_writer.update(dict.fromkeys(sequence, count))
+        writers = [tool for tool, s in self._semantics.items() if s.writes_state]
+        unused = self._edges - self._used
+        return CoverageReport(
+            tasks=self._full.total(),
+            unique_sequences=len(self._full),
+            writing_tasks=self._writes.total(),
+            unique_write_sequences=len(self._writes),
+            near_duplicates=self._near,
+            tasks_per_writer={tool: per_writer[tool] for tool in writers},
+            edges_executable=len(self._edges),
+            edges_used=len(self._edges & self._used),
+            edges_unused=tuple(sorted(f"{a} -> {b}.{param}" for a, b, param in unused)),
+            edges_idle=dict(sorted(self._idle.items())),
+            levels={str(k): n for k, n in sorted(self._levels.items())},
+        )
+
+
+def measure(tasks: Iterable[Task], draft: EnvironmentDraft, graph: ToolGraph) -> CoverageReport:
+    """The figures of some tasks of an environment."""
+    found = Coverage(draft, graph)
     for task in tasks:
-        used |= edges_used(task)
-        near += alike.near(task)
-        alike.note(task)
-    writers = [s.tool for s in draft.semantics if s.writes_state]
-    return CoverageReport(
-        tasks=len(tasks),
-        unique_sequences=len(full),
-        writing_tasks=sum(writes.values()),
-        unique_write_sequences=len(writes),
-        near_duplicates=near,
-        tasks_per_writer={tool: per_writer[tool] for tool in writers},
-        edges_executable=len(edges),
-        edges_used=len(edges & used),
-        edges_unused=tuple(sorted(f"{a} -> {b}.{param}" for a, b, param in edges - used)),
-        edges_idle=dict(sorted(idle.items())),
-        levels={str(k): n for k, n in sorted(Counter(task.difficulty for task in tasks).items())},
-    )
+        found.add(task)
+    return found.report()
 
 
 def shortfalls(report: CoverageReport) -> tuple[str, ...]:

@@ -46,10 +46,25 @@ class Fitting:
                     record[rule.field] = self.rng.choice(list(rule.value))
                 elif rule.kind == "field_not_equals" and current == rule.value:
                     record[rule.field] = self._other(name, rule.field, rule.value)
+            self._keep_rules(record, semantics)
             if semantics.verb != "create":
                 for field_name, value in semantics.constants.items():
                     if record.get(field_name) == value:
                         record[field_name] = self._other(name, field_name, value)
+
+    def _keep_rules(self, record: Record, semantics: ToolSemantics) -> None:
+        """Bring a record into a state in which the domain's rules allow the tool."""
+        for rule in self.catalog.draft.rules:
+            if semantics.tool not in rule.tools or rule.kind not in ("field_in", "field_not_in"):
+                continue
+            if (record.get(rule.field) in rule.values) != (rule.kind == "field_in"):
+                held = self.catalog.fields[semantics.collection, rule.field]
+                options = [
+                    o for o in held.enum or (True, False) if (o in rule.values) == (rule.kind == "field_in")
+                ]
+                if not options:
+                    raise Unfit(f"no value of {rule.field} is allowed by {rule.id}")
+                record[rule.field] = self.rng.choice(options)
 
     def _send_away(self, children: str, foreign_key: str, collection: str, key: str) -> None:
         """Give the children of a record that must have none to other parents."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,6 +38,11 @@ class PickSampler:
     """How often each tool was chosen so far."""
     edges_used: Counter[tuple[str, str, str]] = field(default_factory=Counter[tuple[str, str, str]])
     """How often each edge was walked so far."""
+
+    def mark(self, tools: Iterable[str], times: int = 1) -> None:
+        """Count some tools as used; ``times=-1`` takes that back."""
+        for tool in tools:
+            self.used[tool] += times
 
     def _rare(self, options: list[Any], name: Callable[[Any], str]) -> Any:
         weights = [1.0 / (1 + self.used[name(o)]) ** 1.5 for o in options]

@@ -3,301 +3,182 @@ DESIGN.md §7)."""
 
 from __future__ import annotations
 
-import random
-import time
-from collections import Counter
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Required, TypedDict, Unpack
 
-from envgen.errors import RefusedDocument, TaskError
 from envgen.proposers.rules import propose
-from envgen.runtime.context import mix
-from envgen.store import Bundle, environment_identity
-from envgen.synthesis.bench import Workbench, workbench
-from envgen.synthesis.catalog import build_catalog
-from envgen.synthesis.certify import Duplicates, Prover, replay_results
+from envgen.store import Bundle
+from envgen.synthesis.bench import Workbench
+from envgen.synthesis.changes import ChangePlanner
 from envgen.synthesis.control import confirmed, held_by_user, writers_named
-from envgen.synthesis.coverage import measure
 from envgen.synthesis.difficulty import HARDEST, level_of
-from envgen.synthesis.graph import build_graph
+from envgen.synthesis.executors import Executor, SerialExecutor
+from envgen.synthesis.mixing import Shares
 from envgen.synthesis.origins import origins
-from envgen.synthesis.planner import ShapePlanner
-from envgen.synthesis.tasks import TaskMaker
+from envgen.synthesis.production import Means, Order, Production
+from envgen.synthesis.rounds import Planner, Progress
 from envgen.synthesis.toolproof.drop import prove_tools
+from envgen.synthesis.workspace import Workspace, key_of, remember, workspace_for
 from envgen.tooldocs.read import read_tool_doc
-from envgen.types import (
-    Certificate,
-    EnvironmentDraft,
-    GateResult,
-    LintFinding,
-    SynthesisReport,
-    Task,
-    ToolDoc,
-)
+from envgen.types import EnvironmentDraft, ToolDoc
 
-ATTEMPTS_PER_TASK = 60
-"""Draws allowed per wanted task before synthesis gives up."""
-HOPELESS = 600
-"""Attempts without a single task after which a document is refused."""
-PROPOSER = "rules"
+SHARES: tuple[Literal["answer_share"], Literal["forbidden_share"]] = ("answer_share", "forbidden_share")
 
-Progress = Callable[[str, int, int], None]
-"""Called with a stage name, done and total."""
+
+class Wanted(TypedDict, total=False):
+    """What is wanted of a bundle."""
+
+    tasks: Required[int]
+    heldout: Required[int]
+    seed: Required[int]
+    max_difficulty: int
+    levels: Sequence[int]
+    """The difficulty levels wanted (`envgen.synthesis.difficulty`); all up to ``max_difficulty`` where none
+    are named."""
+    confirm_writes: Sequence[str]
+    """Tools that write, by name or verb, before which the agent has to ask for a go-ahead."""
+    user_tools: Sequence[str]
+    """Those that only the user holds (`envgen.synthesis.control`)."""
+    answer_share: float
+    """Share of tasks that ask a question and change nothing (`envgen.synthesis.questions`)."""
+    forbidden_share: float
+    """Share of tasks that ask for what a rule of the domain forbids (`envgen.synthesis.forbidden`)."""
 
 
 def synthesize(
     document: Path | str | ToolDoc,
     *,
-    tasks: int,
-    heldout: int,
-    seed: int,
-    max_difficulty: int = HARDEST,
-    levels: Sequence[int] = (),
     name: str | None = None,
-    confirm_writes: Sequence[str] = (),
-    user_tools: Sequence[str] = (),
     progress: Progress | None = None,
+    executor: Executor | None = None,
+    **wanted: Unpack[Wanted],
 ) -> Bundle:
     """Make a certified bundle of ``tasks`` tasks, ``heldout`` of them in the held-out split. Deterministic
-    from ``seed``.
-
-    ``confirm_writes``: tools that write, by name or verb, before which the agent has to ask for a go-ahead;
-    ``user_tools``: those that only the user holds (`envgen.synthesis.control`). ``levels``: the difficulty
-    levels wanted (`envgen.synthesis.difficulty`); all up to ``max_difficulty`` where none are named.
+    from ``seed``, whoever executes it. The other options are those of `Wanted`.
 
     Raises DocumentError (unreadable), RefusedDocument (no environment or no tasks can be made of it),
     ValueError (numbers).
     """
-    if tasks < 1 or not 0 <= heldout < tasks:
-        raise ValueError(
-            f"got tasks={tasks}, heldout={heldout}; expected tasks >= 1 and 0 <= heldout < tasks"
-        )
-    if not 1 <= max_difficulty <= HARDEST:
-        raise ValueError(f"got max_difficulty={max_difficulty}; expected 1 to {HARDEST}")
-    doc = document if isinstance(document, ToolDoc) else read_tool_doc(Path(document))
-    draft = propose(doc)
+    check_numbers(wanted)
+    doc, draft = read_and_propose(document, None)
     if name is not None:
         draft = draft.model_copy(update={"name": name})
-    return make_bundle(
-        doc,
-        draft,
-        tasks=tasks,
-        heldout=heldout,
-        seed=seed,
-        max_difficulty=max_difficulty,
-        levels=levels,
-        confirm_writes=confirm_writes,
-        user_tools=user_tools,
-        progress=progress,
-    )
+    return make_bundle(doc, draft, progress=progress, executor=executor, **wanted)
 
 
 def make_bundle(
     doc: ToolDoc,
     draft: EnvironmentDraft,
     *,
-    tasks: int,
-    heldout: int,
-    seed: int,
-    max_difficulty: int = HARDEST,
-    levels: Sequence[int] = (),
-    confirm_writes: Sequence[str] = (),
-    user_tools: Sequence[str] = (),
     progress: Progress | None = None,
     provenance: Mapping[str, Any] | None = None,
+    executor: Executor | None = None,
+    **wanted: Unpack[Wanted],
 ) -> Bundle:
     """`synthesize` from a draft on: graph, tasks, certificates, splits. ``provenance``: what the manifest
     says of the proposer, where it was not the rules."""
-    started = time.perf_counter()
-    proven = prove_tools(draft, doc, seed)
-    draft = held_by_user(proven.draft, writers_named(proven.draft, user_tools, "user tool"))
-    draft, rules = confirmed(draft, writers_named(draft, confirm_writes, "confirm writes"))
-    wanted = tuple(sorted({level_of(n).number for n in levels})) or tuple(range(1, max_difficulty + 1))
-    bench = workbench(build_catalog(draft), environment_identity(draft), seed, rules)
-    sampler = _TaskSampler(bench, seed, wanted, progress)
-    dropped: Counter[str] = Counter()
-    kept: list[tuple[Task, tuple[GateResult, ...]]] = []
-    missing = tasks
-    bundle: Bundle | None = None
-    while missing:
-        kept.extend(sampler.take(missing, total=tasks))
-        bundle = _bundle(doc, draft, bench, [t for t, _ in kept], seed, wanted)
-        if progress:
-            progress("replay", 0, len(kept))
-        replayed = replay_results(bundle)
-        good: list[tuple[Task, tuple[GateResult, ...]]] = [
-            (task, (replayed[task.id], *gates)) for task, gates in kept if replayed[task.id].passed
-        ]
-        dropped["replay"] += len(kept) - len(good)
-        missing = len(kept) - len(good)
-        if missing and not good:
-            raise RefusedDocument(f"{draft.name}: no task replays the same in fresh processes", ())
-        kept = [(task, gates[1:]) for task, gates in good] if missing else good
-    if bundle is None:
-        raise ValueError(f"got tasks={tasks}; expected 1 or more")
-    if progress:
-        progress("replay", len(kept), len(kept))
-    dropped.update(sampler.dropped)
-    report = SynthesisReport(
-        tools_total=len(draft.decisions),
-        tools_implemented=sum(d.implemented for d in draft.decisions),
-        refused={d.tool: d.reason for d in draft.decisions if not d.implemented},
-        tasks_sampled=sampler.sampled,
-        tasks_certified=len(kept),
-        dropped={gate: count for gate, count in sorted(dropped.items()) if count},
-        seconds=round(time.perf_counter() - started, 3),
-        coverage=measure([task for task, _ in kept], draft, bundle.graph),
-    )
-    ids = [task.id for task, _ in kept]
-    random.Random(f"split/{seed}").shuffle(ids)
-    chosen = set(ids[:heldout])
-    return replace(
-        bundle,
-        manifest={**bundle.manifest, **(provenance or {}), **proven.account},
-        provenance=origins(doc, draft, proven.proofs),
-        certificates=tuple(Certificate(task_id=task.id, gates=gates) for task, gates in kept),
-        splits={
-            "train": tuple(task.id for task, _ in kept if task.id not in chosen),
-            "heldout": tuple(task.id for task, _ in kept if task.id in chosen),
-        },
-        report=report,
-    )
+    order = make_order(doc, draft, provenance=provenance, **wanted)
+    means = Means(executor=executor or SerialExecutor(), progress=progress)
+    return Production(order, planner_for(order), means).in_memory()
 
 
-class _TaskSampler:
-    """Draws certified tasks (all gates but replay) until there are enough."""
+def write_order(order: Order, target: Path, executor: Executor, progress: Progress | None = None) -> Bundle:
+    """Carry out an order into the folder ``target``; returns the bundle without its tasks and certificates.
 
-    def __init__(
-        self, bench: Workbench, seed: int, levels: tuple[int, ...], progress: Progress | None
-    ) -> None:
-        self.bench = bench
-        self.seed = seed
-        self.planner = ShapePlanner(bench.catalog, seed, levels)
-        self.prover = Prover(bench)
-        self.levels = levels
-        self.progress = progress
-        self.attempts = 0
-        self.sampled = 0
-        self.made = 0
-        self.dropped: Counter[str] = Counter()
-        self.reasons: Counter[str] = Counter()
-        self.duplicates = Duplicates()
-
-    def take(self, wanted: int, total: int) -> list[tuple[Task, tuple[GateResult, ...]]]:
-        """``wanted`` more tasks. Raises RefusedDocument, naming counts, when the bounded attempts do not
-        give them."""
-        found: list[tuple[Task, tuple[GateResult, ...]]] = []
-        budget = self.attempts + ATTEMPTS_PER_TASK * (wanted + 10)
-        while len(found) < wanted:
-            if self.attempts >= budget or (self.attempts >= HOPELESS and not self.made):
-                raise self._impossible(wanted, len(found))
-            result = self._try()
-            if result is not None:
-                found.append(result)
-                if self.progress:
-                    self.progress("tasks", self.made, total)
-        return found
-
-    def _try(self) -> tuple[Task, tuple[GateResult, ...]] | None:
-        self.attempts += 1
-        drawn = self.planner.draw()
-        if drawn is None:
-            self.reasons["no look-up chain leads to the arguments of a write tool"] += 1
-            return None
-        shapes, nested = drawn
-        task_id = f"{self.bench.catalog.draft.name}-{self.made:04d}"
-        try:
-            maker = TaskMaker(self.bench, mix(self.seed, self.attempts))
-            sample = maker.make(task_id, shapes, nested, self.planner.wanted.crowd)
-        except TaskError as error:
-            self.sampled += 1
-            self.dropped["sampling"] += 1
-            self.reasons[str(error)] += 1
-            return None
-        self.sampled += 1
-        if sample.task.difficulty not in self.levels:
-            self.dropped["difficulty"] += 1
-            return None
-        if not self.planner.keeps(sample.task):
-            self.dropped["repeat"] += 1
-            return None
-        try:
-            settled = self.prover.equivalents.settle(sample.task)
-        except TaskError as error:
-            self.dropped["equivalents"] += 1
-            self.reasons[f"equivalents: {error}"] += 1
-            return None
-        sample = replace(sample, task=settled.task)
-        duplicate = self.duplicates.gate(sample.task)
-        if not duplicate.passed:
-            self.dropped["duplicate"] += 1
-            return None
-        gates = self.prover.gates(sample.task)
-        failed = next((gate for gate in gates if not gate.passed), None)
-        if failed is not None:
-            self.dropped[failed.gate] += 1
-            self.reasons[f"{failed.gate}: {failed.detail}"] += 1
-            return None
-        self.duplicates.note(sample.task)
-        self.planner.note(sample.task, sample.shapes)
-        self.made += 1
-        return sample.task, (*gates, duplicate)
-
-    def _impossible(self, wanted: int, found: int) -> RefusedDocument:
-        counts = ", ".join(f"{name} {count}" for name, count in self.dropped.most_common()) or "none"
-        common = "; ".join(f"{reason} ({count})" for reason, count in self.reasons.most_common(3))
-        advice = "ask for fewer tasks" if found else "this document gives no multi-step task"
-        message = (
-            f"{self.bench.catalog.draft.name}: got {found} of {wanted} certified tasks in {self.attempts} "
-            f"attempts (dropped: {counts}); {advice}. Most frequent: {common}"
-        )
-        return RefusedDocument(
-            message, (LintFinding(level="refusal", code="too-few-tasks", message=message),)
-        )
+    What an earlier try of the same order finished is taken up, whatever ended it; it lies beside the target
+    until the bundle stands (`envgen.synthesis.workspace.workspace_for`). Memory does not grow with the number
+    of tasks. Raises what `synthesize` raises, and BundleError for a target that is no bundle.
+    """
+    workspace = workspace_for(target)
+    means = Means(executor=executor, workspace=workspace, progress=progress)
+    return Production(order, planner_for(order), means).on_disk(target, workspace)
 
 
-def _bundle(
+def make_order(
     doc: ToolDoc,
     draft: EnvironmentDraft,
-    bench: Workbench,
-    tasks: list[Task],
-    seed: int,
-    levels: tuple[int, ...],
-) -> Bundle:
-    empty = SynthesisReport(
-        tools_total=0,
-        tools_implemented=0,
-        refused={},
-        tasks_sampled=0,
-        tasks_certified=0,
-        dropped={},
-        seconds=0.0,
-    )
-    return Bundle(
-        name=draft.name,
-        environment_id=bench.environment_id,
-        manifest={
-            "document": doc.source,
-            "document_sha256": doc.sha256,
-            "proposer": PROPOSER,
-            "seed": seed,
-            "levels": list(levels),
-            **({"confirm_writes": [t for r in bench.rules for t in r.tools]} if bench.rules else {}),
-            **({"user_tools": sorted(bench.held)} if bench.held else {}),
-        },
+    *,
+    provenance: Mapping[str, Any] | None = None,
+    **wanted: Unpack[Wanted],
+) -> Order:
+    """The order that these options are. Raises ValueError for numbers, TaskError for names of tools."""
+    check_numbers(wanted)
+    proven = prove_tools(draft, doc, wanted["seed"])
+    draft = proven.draft
+    shares = Shares.of(draft, wanted.get("answer_share", 0.0), wanted.get("forbidden_share", 0.0))
+    draft = shares.prepared(draft)
+    draft = held_by_user(draft, writers_named(draft, wanted.get("user_tools", ()), "user tool"))
+    draft, rules = confirmed(draft, writers_named(draft, wanted.get("confirm_writes", ()), "confirm writes"))
+    return Order(
         doc=doc,
-        tools=draft.tools,
-        state_schema=draft.state_schema,
-        semantics=draft.semantics,
-        source=draft.source,
-        policy=draft.policy,
-        graph=build_graph(draft),
-        tasks=tuple(tasks),
-        splits={"train": tuple(t.id for t in tasks), "heldout": ()},
-        certificates=(),
-        decisions=draft.decisions,
-        report=empty,
-        user_tools=draft.user_tools,
+        draft=draft,
+        tasks=wanted["tasks"],
+        heldout=wanted["heldout"],
+        seed=wanted["seed"],
+        levels=levels_of(wanted),
+        constraints=rules,
+        plan=shares.said(),
+        provenance={**(provenance or {}), **proven.account},
+        origins=origins(doc, draft, proven.proofs),
     )
+
+
+def levels_of(wanted: Wanted) -> tuple[int, ...]:
+    """The numbers of the difficulty levels that are wanted. Raises ValueError for a level there is not."""
+    named = sorted({level_of(number).number for number in wanted.get("levels", ())})
+    return tuple(named) or tuple(range(1, wanted.get("max_difficulty", HARDEST) + 1))
+
+
+def planner_for(order: Order) -> Callable[[Workbench], Planner]:
+    """What makes the planner of an order."""
+
+    def make(bench: Workbench) -> Planner:
+        changes = ChangePlanner(bench.catalog, order.seed, order.levels)
+        return Shares(**order.plan).planner(bench.catalog, order.seed, changes)
+
+    return make
+
+
+def read_and_propose(
+    document: Path | str | ToolDoc, workspace: Workspace | None
+) -> tuple[ToolDoc, EnvironmentDraft]:
+    """The first two stages with the rules: read the document, propose an environment. Raises DocumentError,
+    RefusedDocument."""
+    if isinstance(document, ToolDoc):
+        doc = document
+    else:
+        path = Path(document)
+        doc = remember(workspace, "document", lambda: _file_key(path), ToolDoc, lambda: read_tool_doc(path))
+    draft = remember(
+        workspace,
+        "draft",
+        lambda: key_of(doc.model_dump(mode="json")),
+        EnvironmentDraft,
+        lambda: propose(doc),
+    )
+    return doc, draft
+
+
+def _file_key(path: Path) -> str:
+    try:
+        data = path.read_bytes()
+    except OSError:  # the reader says what is wrong
+        data = b""
+    return key_of(path.name, hashlib.sha256(data).hexdigest())
+
+
+def check_numbers(wanted: Wanted) -> None:
+    """Raises ValueError for numbers that do not fit together."""
+    tasks, heldout = wanted["tasks"], wanted["heldout"]
+    if tasks < 1 or not 0 <= heldout < tasks:
+        raise ValueError(
+            f"got tasks={tasks}, heldout={heldout}; expected tasks >= 1 and 0 <= heldout < tasks"
+        )
+    hardest = wanted.get("max_difficulty", HARDEST)
+    if not 1 <= hardest <= HARDEST:
+        raise ValueError(f"got max_difficulty={hardest}; expected 1 to {HARDEST}")
+    shares = [wanted.get(name, 0.0) for name in SHARES]
+    if any(not 0 <= share <= 1 for share in shares) or sum(shares) > 1:
+        raise ValueError(f"got {' and '.join(SHARES)} {shares}; expected each 0 to 1, together at most 1")

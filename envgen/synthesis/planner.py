@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from envgen.synthesis.catalog import Catalog
@@ -85,6 +86,8 @@ class ShapePlanner:
         self.levels = tuple(level_of(number) for number in numbers)
         self.progress = {level.number: _Progress() for level in self.levels}
         self.seen = _Seen()
+        self.tried: Counter[tuple[str, ...]] = Counter()
+        """Sequences of the plans that are being tried."""
         schema = catalog.schema
         self.useful, _ = executable_edges(build_graph(catalog.draft), catalog.semantics.values(), schema)
         self.wanted = self.levels[0]
@@ -196,7 +199,7 @@ class ShapePlanner:
             params = [v.binding.param for v in shape.values if v.kind == "created"]
             edges.update((made_by, shape.semantics.tool, param) for param in params)
         return (
-            NOVEL_SEQUENCE * (calls not in self.seen.full)
+            NOVEL_SEQUENCE * (calls not in self.seen.full and not self.tried[calls])
             + NOVEL_WRITES * (writes not in self.seen.writes)
             + NOVEL_EDGE * len((edges & self.useful) - self.seen.edges)
             + NEEDED_WRITER * sum(self.seen.writers[tool] < LEAST_PER_WRITER for tool in set(writes))
@@ -214,9 +217,16 @@ class ShapePlanner:
             return False
         return True
 
-    def note(self, task: Task, shapes: tuple[DemandShape, ...]) -> None:
-        """Count a task that was kept."""
-        done = self.progress[self.wanted.number]
+    def mark(self, shapes: Sequence[DemandShape], count: int = 1) -> None:
+        """Count a plan that is being tried as if it covered something, so that the next one differs; with
+        ``count`` -1 no longer."""
+        self.tried[predicted(shapes)] += count
+        for shape in shapes:
+            self.sampler.mark(shape.tools(), count)
+
+    def note(self, task: Task, shapes: Sequence[DemandShape], level: int) -> None:
+        """Count a task that was kept, whose plan was drawn for a level."""
+        done = self.progress[level]
         done.kept += 1
         if self.refused < PATIENCE:
             self.refused = 0
@@ -233,7 +243,7 @@ class ShapePlanner:
             self.sampler.note(shape)
 
 
-def predicted(shapes: list[DemandShape]) -> tuple[str, ...]:
+def predicted(shapes: Sequence[DemandShape]) -> tuple[str, ...]:
     """The tool sequence a task of these shapes will probably have; a look-up of whole lists is made once."""
     calls: list[str] = []
     looked: set[str] = set()

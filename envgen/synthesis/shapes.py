@@ -92,6 +92,11 @@ class DemandShape:
         parts += ["ask"] if any(v.kind == "hidden" for v in self.values) else []
         return "+".join([*(parts or ["lookup"]), self.semantics.verb])
 
+    def tools(self) -> tuple[str, ...]:
+        """The write tool and the look-ups that lead to it."""
+        looked = [tool for pick in self.picks if pick.locator for tool in pick.locator.tools()]
+        return (self.semantics.tool, *looked)
+
     @property
     def reasoning(self) -> int:
         """Number of reasoning steps beyond finding a record by its name."""

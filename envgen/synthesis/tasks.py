@@ -11,6 +11,7 @@ from typing import Any
 import orjson
 
 from envgen.runtime.context import ToolContext
+from envgen.runtime.domain import broken_rules
 from envgen.runtime.state import State
 from envgen.runtime.tools import call_tool
 from envgen.synthesis.bench import Workbench as Workbench
@@ -92,6 +93,10 @@ class TaskMaker:
         context = ToolContext(self.clock, self.seed, self.bench.styles)
 
         def execute(tool: str, arguments: dict[str, Any]) -> Any:
+            for rule in broken_rules(
+                self.catalog.draft.rules, self.catalog.semantics[tool], self.catalog.schema, state, arguments
+            ):
+                raise Unfit(f"{tool} would break {rule.text}")
             outcome = call_tool(self.bench.tools, self.bench.table, state, context, tool, arguments)
             if outcome.is_error:
                 raise Unfit(f"{tool} refused: {outcome.value}")

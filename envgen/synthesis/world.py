@@ -128,6 +128,8 @@ def build_world(
                     record[item.name] = _foreign_key(catalog, world, rng, item, owner.get(item.name))
                 else:
                     record[item.name] = _value(catalog, maker, collection, item, [r for _, r in table])
+            if any(f.required and f.type in DISTINCT and record.get(f.name) is None for f in fields):
+                continue  # its numbers are used up, and a tool may rely on a required one
             record = {name: value for name, value in record.items() if value is not None}
             variants = catalog.variants.get(collection.name)
             if variants is not None:

@@ -33,7 +33,7 @@ _ENVELOPES = frozenset({"header", "cookie"})
 def lint(doc: ToolDoc) -> tuple[LintFinding, ...]:
     """Every finding, refusals first, then by place in the document.
 
-    Refusals: ``no-tools``, ``no-write-tool``. Warnings: ``no-read-tool``, ``no-list-tool``, ``no-creator``,
+    Refusals: ``no-tools``. Warnings: ``no-write-tool``, ``no-read-tool``, ``no-list-tool``, ``no-creator``,
     ``id-without-creator-or-lister``, ``write-without-key``, ``no-outputs``, ``no-output-schema``,
     ``binary-output``, ``file-parameter``, ``method-parameter``, ``free-form-parameter``,
     ``annotation-conflict``, ``no-description``, ``untyped-parameter``, ``circular-reference``,
@@ -54,11 +54,10 @@ def _document(doc: ToolDoc) -> Iterator[LintFinding]:
         )
         return
     if not any(writes(tool) for tool in doc.tools):
-        yield LintFinding(
-            level="refusal",
-            code="no-write-tool",
-            message="no tool changes anything, so no task can be judged by the state it leaves",
-            pointer="/",
+        yield _warn(
+            "no-write-tool",
+            "no tool changes anything: tasks can only ask questions, and are judged by the answer",
+            "/",
         )
     if all(writes(tool) for tool in doc.tools):
         yield _warn(

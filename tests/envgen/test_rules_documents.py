@@ -35,7 +35,6 @@ ACCEPTED = {  # file -> tools implemented, at least; lower it only with a reason
 }
 REFUSED = {
     "bfcl_gorilla_file_system.jsonl.json": "no-write-tool",  # a shell: cd, cat, mv …
-    "tictactoe_openapi31.yaml": "no-write-tool",  # who has won follows from the rules of a game
 }
 
 
@@ -183,7 +182,7 @@ def doc_of(*tools: ToolSpec) -> ToolDoc:
     return ToolDoc(title="Small Tools API", format="mcp", source="small.json", sha256="0" * 64, tools=tools)
 
 
-def test_a_read_only_list_is_refused() -> None:
+def test_a_read_only_list_of_nothing_is_refused() -> None:
     with pytest.raises(RefusedDocument, match="no tool that changes the state") as caught:
         propose(doc_of(tool("list_books"), tool("get_book", param("book_id"))))
     assert {f.code for f in caught.value.findings} >= {"no-write-tool", "no-lookup-tool"}

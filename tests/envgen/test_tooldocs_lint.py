@@ -38,7 +38,7 @@ def test_clean_document_has_no_findings(tmp_path: Path) -> None:
 
 def test_no_write_tool(tmp_path: Path) -> None:
     assert codes(read(tmp_path, [entry("list_tasks"), entry("get_weather", "city")])) == [
-        ("refusal", "no-write-tool", "/")
+        ("warning", "no-write-tool", "/")  # questions can be asked
     ]
 
 

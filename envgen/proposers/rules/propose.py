@@ -9,6 +9,7 @@ from envgen.proposers.rules.describe import agent_tool, policy_text
 from envgen.proposers.rules.entities import build_entities
 from envgen.proposers.rules.entity import Entity, address_params
 from envgen.proposers.rules.kinds import recognise, scalar_list
+from envgen.proposers.rules.limits import with_stated_rules
 from envgen.proposers.rules.parts import Refused, World
 from envgen.proposers.rules.semantics import semantics_of
 from envgen.proposers.rules.targets import Target, general_refusal, resolve
@@ -47,7 +48,7 @@ def propose(doc: ToolDoc) -> EnvironmentDraft:
     )
     check_usable(doc, schema, semantics, decisions)
     specs = {tool.name: tool for tool in doc.tools}
-    return EnvironmentDraft(
+    draft = EnvironmentDraft(
         name=slug(doc.title),
         state_schema=schema,
         semantics=semantics,
@@ -56,6 +57,7 @@ def propose(doc: ToolDoc) -> EnvironmentDraft:
         policy=policy_text(schema, semantics),
         decisions=decisions,
     )
+    return with_stated_rules(doc, draft)
 
 
 def slug(title: str) -> str:
@@ -185,16 +187,14 @@ def check_usable(
     semantics: tuple[ToolSemantics, ...],
     decisions: tuple[ToolDecision, ...],
 ) -> None:
-    """Raises RefusedDocument when nothing that changes the state, or nothing that looks ids up, is left."""
+    """Raises RefusedDocument when nothing that looks records up is left. An environment that only reads can
+    ask questions (`envgen.synthesis.questions`)."""
     findings: list[LintFinding] = []
-    if not any(item.writes_state for item in semantics):
-        findings.append(
-            LintFinding(
-                level="refusal", code="no-write-tool", message="no tool that changes the state survives"
-            )
-        )
     known = {c.name for c in schema.collections if c.singleton or not c.key_generated}
     if not any(item.many or (item.verb == "get" and item.collection in known) for item in semantics):
+        if not any(item.writes_state for item in semantics):
+            text = "no tool that changes the state survives"
+            findings.append(LintFinding(level="refusal", code="no-write-tool", message=text))
         text = "no tool that lists or searches survives, so no id can be looked up"
         findings.append(LintFinding(level="refusal", code="no-lookup-tool", message=text))
     if findings:
