@@ -19,7 +19,7 @@ from autoforge_jax.config import BatchConfig, ERPOConfig, RolloutConfig
 from autoforge_jax.errors import ConfigError
 from autoforge_jax.rollout.conditions import Conditions
 from autoforge_jax.rollout.curriculum import SuccessRecord
-from autoforge_jax.rollout.episode import run_episodes
+from autoforge_jax.rollout.episode import RunEpisodes, run_episodes
 from autoforge_jax.rollout.jobs import EpisodeJob, EpisodeLimits, TaskItem, stable_hash
 from autoforge_jax.rollout.policy import Policy
 from autoforge_jax.rollout.render import Renderer
@@ -56,6 +56,7 @@ def collect(
     record: SuccessRecord | None = None,
     conditions: Conditions | None = None,
     on_done: Callable[[Trajectory], None] | None = None,
+    run: RunEpisodes = run_episodes,
 ) -> Collection:
     """Roll out groups of ``erpo.group_size`` for tasks drawn from ``items``.
 
@@ -63,6 +64,7 @@ def collect(
     given, of ``record``, by whose weights tasks are then drawn (it is read, not updated). Groups are rolled
     out in waves, each as large as the missing groups at the share of mixed ones seen so far, so that slots
     stay full and little is rolled out in vain. With ``batch`` no trajectory grows beyond one of its rows.
+    ``run`` runs the episodes (in this process, or spread over several).
     """
     if not items:
         raise ConfigError(
@@ -85,7 +87,7 @@ def collect(
             for bundle, task in chosen
             for sample in range(erpo.group_size)
         ]
-        trajectories = run_episodes(
+        trajectories = run(
             policy,
             jobs,
             renderer,

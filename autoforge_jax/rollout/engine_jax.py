@@ -56,10 +56,12 @@ class JaxEngine:
         max_length: int,
         pad_id: int = 0,
         prefixes: int = 16,
+        prefix_tokens: int = 0,
     ) -> None:
         """slots: sessions that can live at once. max_length: tokens of a context at most, prefix and turn
         included. pad_id: what fills unused positions; it is never looked at. prefixes: shared prefixes
-        kept."""
+        kept. prefix_tokens: length of the longest one to come, where it is known: programs then do not depend
+        on which came first."""
         if slots < 1 or max_length < 2 or prefixes < 0:
             raise PolicyError(
                 f"slots {slots}, max_length {max_length}, prefixes {prefixes}: too small to sample anything"
@@ -81,7 +83,7 @@ class JaxEngine:
         self._prefixes: dict[tuple[int, ...], Prefix] = {}
         self._free_rows: list[int] = []
         self._free_prefix_rows: list[int] = []
-        self._prefix_width = 0
+        self._prefix_width = cache_width(prefix_tokens, DECODE_WIDTH) if prefix_tokens else 0
         self._clock = 0
         self._totals = dict.fromkeys(
             ("sampled_tokens", "prefill_tokens", "prefix_tokens", "decode_row_steps", "unshared_sessions"), 0

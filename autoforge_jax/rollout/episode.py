@@ -236,6 +236,10 @@ def run_episodes(
     return [done[index] for index in range(len(jobs))]
 
 
+RunEpisodes = Callable[..., list[Trajectory]]
+"""`run_episodes`, or what does the same with the help of other processes."""
+
+
 class _Spread:
     """``spread(function, items)``: the results in order, of several at a time when there are workers.
 

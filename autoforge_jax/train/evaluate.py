@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from autoforge_jax.config import EvalConfig, RolloutConfig
 from autoforge_jax.errors import ConfigError, TrainingError
 from autoforge_jax.rollout.conditions import Conditions
-from autoforge_jax.rollout.episode import run_episodes
+from autoforge_jax.rollout.episode import RunEpisodes, run_episodes
 from autoforge_jax.rollout.jobs import EpisodeJob, EpisodeLimits, TaskItem
 from autoforge_jax.rollout.policy import Policy
 from autoforge_jax.rollout.render import Renderer
@@ -39,6 +39,7 @@ def evaluate(
     seed: int,
     conditions: Conditions | None = None,
     on_done: Callable[[Trajectory], None] | None = None,
+    run: RunEpisodes = run_episodes,
 ) -> EvalReport:
     """`run_evaluation` without the trajectories."""
     return run_evaluation(
@@ -51,6 +52,7 @@ def evaluate(
         seed=seed,
         conditions=conditions,
         on_done=on_done,
+        run=run,
     ).report
 
 
@@ -65,6 +67,7 @@ def run_evaluation(
     seed: int,
     conditions: Conditions | None = None,
     on_done: Callable[[Trajectory], None] | None = None,
+    run: RunEpisodes = run_episodes,
 ) -> Evaluation:
     """Run `config.attempts` episodes of every task and sum them up.
 
@@ -86,7 +89,7 @@ def run_evaluation(
         for attempt in range(config.attempts)
     ]
     start = time.perf_counter()
-    trajectories = run_episodes(
+    trajectories = run(
         policy,
         jobs,
         renderer,

@@ -47,13 +47,15 @@ def json_value(value: Any) -> Any:
 
 
 class MetricsLog:
-    """Append-only JSONL with one line per step."""
+    """Append-only JSONL with one line per step. Of several processes one writes (`writes`), all read."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, *, writes: bool = True) -> None:
+        self.path, self._writes = path, writes
 
     def write(self, phase: str, step: int, values: Mapping[str, Any]) -> None:
         """Append the line of one step."""
+        if not self._writes:
+            return
         line = json.dumps({"phase": phase, "step": step, **json_value(values)}, ensure_ascii=False)
         with self.path.open("a", encoding="utf-8") as file:
             file.write(line + "\n")
@@ -64,6 +66,8 @@ class MetricsLog:
 
     def rewind(self, phase: str, step: int) -> None:
         """Drop the lines of `phase` with a step above `step`, and a half-written last line."""
+        if not self._writes:
+            return
         rewind_jsonl(self.path, lambda row: row.get("phase") != phase or int(row.get("step", 0)) <= step)
 
 

@@ -51,7 +51,13 @@ def train_erpo(
     after saving."""
     config, seed = assembly.config, assembly.config.run.seed
     objective = PolicyObjective.from_config(config.erpo, config.rollout.temperature)
-    train_step = make_train_step(assembly.forward, assembly.erpo_optimizer, objective, layout=assembly.layout)
+    train_step = make_train_step(
+        assembly.forward,
+        assembly.erpo_optimizer,
+        objective,
+        layout=assembly.layout,
+        agree=assembly.agree_on_batches,
+    )
     reference = None
     if objective.needs_reference:
         reference = ReferenceLogprobs(
@@ -68,7 +74,8 @@ def train_erpo(
     if config.erpo.task_sampling == "learnability":
         record = SuccessRecord.from_json(restored[1].cursor.get(RECORD, {}) if restored else {})
     log.rewind(PHASE, start)
-    rewind_jsonl(assembly.run.trajectories, lambda row: row["stage"] != PHASE or row["step"] <= start)
+    if assembly.crew.first:
+        rewind_jsonl(assembly.run.trajectories, lambda row: row["stage"] != PHASE or row["step"] <= start)
     times = TimeSplit()
     clock = time.perf_counter()
     collected: Collection | None = None
@@ -102,6 +109,7 @@ def train_erpo(
                     record=record,
                     conditions=assembly.conditions,
                     on_done=on_done,
+                    run=assembly.run_episodes,
                 )
             if record is not None:
                 record.update(collected.groups)
@@ -118,14 +126,8 @@ def train_erpo(
                 with times.measure("eval"):
                     evaluate_step(done, state.params)
             rows = [trajectory_row(t, stage=PHASE, step=done) for t in sample_groups(groups, KEPT_PER_STEP)]
-            append_rows(assembly.run.trajectories, rows)
-            # Read once: a signal that comes later than the save waits for the next step.
-            stopping = stop.requested
-            due = done % config.erpo.checkpoint_every == 0 or done == config.erpo.steps or stopping
-            if due:
-                with times.measure("checkpoint"):
-                    cursor = {} if record is None else {RECORD: record.to_json()}
-                    assembly.save("erpo", state, done, warm_steps + done, cursor)
+            if assembly.crew.first:
+                append_rows(assembly.run.trajectories, rows)
             seconds = {**spent, "train": round(learned, 4), **times.take()}
             clock = time.perf_counter()
             compiles = {
@@ -135,6 +137,14 @@ def train_erpo(
             if config.rollout.engine == "sglang" and assembly.last_sync is not None:
                 compiles["sync_bytes"] = assembly.last_sync.bytes
             log.write(PHASE, done, metrics | collected.metrics | compiles | {"seconds": seconds})
+            # Read once: a signal that comes later than the save waits for the next step.
+            stopping = stop.requested
+            # After the step's lines: a process that dies in between does the step again, lines and all. The
+            # time of a save stands in the line of the next step.
+            if done % config.erpo.checkpoint_every == 0 or done == config.erpo.steps or stopping:
+                with times.measure("checkpoint"):
+                    cursor = {} if record is None else {RECORD: record.to_json()}
+                    assembly.save("erpo", state, done, warm_steps + done, cursor)
             rewards.append(metrics["reward"])
             recent = rewards[-5:]
             bar.update(
@@ -146,9 +156,11 @@ def train_erpo(
             return stopping
 
         ended = run_erpo(state, learner, roll_out, start_step=start, on_step=on_step)
+    assembly.saved()
     if ended.ended == "stopped":
         stop.raise_if_requested(f"{PHASE}: saved after step {ended.steps} of {config.erpo.steps}")
-    return ERPOPhase(ended.state, ended.steps, _result(log, ended.steps))
+    result = assembly.crew.of_first("result", lambda: _result(log, ended.steps))
+    return ERPOPhase(ended.state, ended.steps, result)
 
 
 def _result(log: MetricsLog, steps: int) -> str:

@@ -82,13 +82,18 @@ def warm_start(
     config, seed = assembly.config, assembly.config.run.seed
     batches = training_batches(config, references, assembly.renderer)
     train_step = make_train_step(
-        assembly.forward, assembly.sft_optimizer, SupervisedObjective(), layout=assembly.layout
+        assembly.forward,
+        assembly.sft_optimizer,
+        SupervisedObjective(),
+        layout=assembly.layout,
+        agree=assembly.agree_on_batches,
     )
     probe_items = shuffled(references.items, seed)[: config.sft.probe_tasks]
     restored = assembly.restore("sft")
     state, start = (restored[0], restored[1].step) if restored else (assembly.fresh_state("sft"), 0)
     log.rewind(PHASE, start)
-    if success := _reached(log, config, start):  # the process died after the stop rule had spoken
+    success = assembly.crew.of_first("stop rule", lambda: _reached(log, config, start))
+    if success:  # the process died after the stop rule had spoken
         ended = SFTResult(state, start, "success", success)
         return WarmStart(ended.state, ended.steps, _result(ended, config))
     times = TimeSplit()
@@ -106,6 +111,7 @@ def warm_start(
                 name="train_tasks",
                 seed=seed,
                 conditions=assembly.conditions,
+                run=assembly.run_episodes,
             )
         return report.success
 
@@ -117,10 +123,6 @@ def warm_start(
             nonlocal clock
             # Read once: a signal that comes later than the save waits for the next step.
             stopping = stop.requested
-            due = done % config.sft.probe_every == 0 or done == config.sft.steps or stopping
-            if due:
-                with times.measure("checkpoint"):
-                    assembly.save("sft", state, done, done)
             spent = times.take()
             now = time.perf_counter()
             seconds = {"train": round(now - clock - sum(spent.values()), 4), **spent}
@@ -130,6 +132,11 @@ def warm_start(
                 "engine_compiles": assembly.engine.stats()["compiles"],
             }
             log.write(PHASE, done, metrics | compiles | {"seconds": seconds})
+            # After the step's line: a process that dies in between does the step again, line and all. The
+            # time of a save stands in the line of the next step.
+            if done % config.sft.probe_every == 0 or done == config.sft.steps or stopping:
+                with times.measure("checkpoint"):
+                    assembly.save("sft", state, done, done)
             shown.update(loss=metrics["loss"], entropy=metrics.get("action/entropy", 0.0))
             if "probe_success" in metrics:
                 shown["success"] = metrics["probe_success"]
@@ -139,6 +146,7 @@ def warm_start(
         ended = run_sft(
             state, train_step, batches, config.sft, start_step=start, on_step=on_step, probe=probe
         )
+    assembly.saved()
     if ended.ended == "stopped":
         stop.raise_if_requested(f"{PHASE}: saved after step {ended.steps} of {config.sft.steps}")
     return WarmStart(ended.state, ended.steps, _result(ended, config))
