@@ -191,6 +191,7 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--first", type=int, default=0, help="go on with this kill of the seed's list")
+    parser.add_argument("--count", type=int, help="how many kills of the list; all without")
     parser.add_argument("--config", type=Path, default=ROOT / "configs/debug/kill.toml")
     parser.add_argument("--out", type=Path, help="where the runs go; a temporary folder without")
     parser.add_argument("--cache", default=str(ROOT / ".jax_cache"), help="compile cache")
@@ -214,9 +215,8 @@ def main() -> None:
     verdict = f"DIFFERS: {', '.join(differing)}" if differing else "bit-equal"
     print(f"uninterrupted, a second time: {seconds:.1f} s, {events} file events; {verdict}", flush=True)
     unequal = 0
-    for number, point in enumerate(points(options.kills, options.seed, events)):
-        if number < options.first:
-            continue
+    chosen = list(enumerate(points(options.kills, options.seed, events)))[options.first :][: options.count]
+    for number, point in chosen:
         name = f"kill-{options.seed}-{number:02d}"
         shutil.rmtree(out_dir / name, ignore_errors=True)
         text = trial(point, options.config, out_dir, name, seconds, options.cache)
@@ -226,7 +226,7 @@ def main() -> None:
         print(f"{number + 1:2d}/{options.kills} {point}: {text}; {verdict}", flush=True)
         if not differing and not options.keep:
             shutil.rmtree(out_dir / name)
-    print(f"{unequal} of {options.kills - options.first} runs differ")
+    print(f"{unequal} of {len(chosen)} runs differ")
     sys.exit(1 if unequal else 0)
 
 
