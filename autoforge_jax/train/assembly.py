@@ -24,6 +24,7 @@ from autoforge_jax.model.retrieval_init import retrieval_weights
 from autoforge_jax.model.sharding import Layout, gather_to_host, make_layout
 from autoforge_jax.rollout.conditions import Conditions
 from autoforge_jax.rollout.engine_jax import JaxEngine
+from autoforge_jax.rollout.engine_layout import engine_layout
 from autoforge_jax.rollout.policy import Engine
 from autoforge_jax.rollout.render import Renderer
 from autoforge_jax.train.checkpoint import CheckpointMeta, CheckpointStore
@@ -120,6 +121,7 @@ class Assembly:
                 slots=config.rollout.slots,
                 max_length=config.rollout.max_trajectory_tokens,
                 pad_id=renderer.tokenizer.pad_id,
+                layout=engine_layout(self.layout),
                 prefix_tokens=max((len(renderer.prefix(b)) for b in environments.all), default=0),
             )
             self.engine = engine

@@ -251,6 +251,18 @@ class CheckpointStore:
             shutil.rmtree(stale, ignore_errors=True)
 
 
+def check_draws(meta: CheckpointMeta, found: str) -> None:
+    """CheckpointError when the next step's random draws (a hash of them) are not those that were saved: the
+    run would go on, but not as the same run."""
+    saved = meta.cursor.get("draws")
+    if saved != found:
+        raise CheckpointError(
+            f"{meta.phase}: step {meta.step + 1} would draw other tasks or batches ({found}) than when "
+            f"the checkpoint was written ({saved}); another version of this package or of numpy? Go "
+            "on with the versions that the run was started with, or start over with --fresh"
+        )
+
+
 def _named_leaves(state: Any) -> dict[str, Any]:
     return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(state)[0]}
 

@@ -176,9 +176,6 @@ class Loop:
         from autoforge_jax.train.phase_sft import warm_start
 
         ended = warm_start(self.assembly, self.references, self.log, self.reporter, self.stop)
-        # The stop rule may end between two checkpoints.
-        self.assembly.save("sft", ended.state, ended.steps, ended.steps)
-        self.assembly.saved()
         return f"{ended.result}, {self.assembly.parameters:,} parameters"
 
     def _eval_before(self) -> str:

@@ -6,11 +6,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from autoforge_jax.rollout.collect import Collection, collect
+from autoforge_jax.config import Config
+from autoforge_jax.rollout.collect import Collection, collect, task_order
 from autoforge_jax.rollout.curriculum import SuccessRecord
-from autoforge_jax.rollout.episode import TaskItem
+from autoforge_jax.rollout.jobs import EpisodeJob, TaskItem, stable_hash
 from autoforge_jax.train.assembly import Assembly
+from autoforge_jax.train.checkpoint import check_draws
 from autoforge_jax.train.erpo import ERPOLearner, run_erpo
 from autoforge_jax.train.interrupt import StopFlag
 from autoforge_jax.train.metrics import MetricsLog, Reporter, TimeSplit, rewind_jsonl
@@ -73,6 +76,8 @@ def train_erpo(
     record = None
     if config.erpo.task_sampling == "learnability":
         record = SuccessRecord.from_json(restored[1].cursor.get(RECORD, {}) if restored else {})
+    if restored:
+        check_draws(restored[1], next_draws(config, items, start, record))
     log.rewind(PHASE, start)
     if assembly.crew.first:
         rewind_jsonl(assembly.run.trajectories, lambda row: row["stage"] != PHASE or row["step"] <= start)
@@ -143,7 +148,9 @@ def train_erpo(
             # time of a save stands in the line of the next step.
             if done % config.erpo.checkpoint_every == 0 or done == config.erpo.steps or stopping:
                 with times.measure("checkpoint"):
-                    cursor = {} if record is None else {RECORD: record.to_json()}
+                    cursor: dict[str, Any] = {"draws": next_draws(config, items, done, record)}
+                    if record is not None:
+                        cursor[RECORD] = record.to_json()
                     assembly.save("erpo", state, done, warm_steps + done, cursor)
             rewards.append(metrics["reward"])
             recent = rewards[-5:]
@@ -161,6 +168,14 @@ def train_erpo(
         stop.raise_if_requested(f"{PHASE}: saved after step {ended.steps} of {config.erpo.steps}")
     result = assembly.crew.of_first("result", lambda: _result(log, ended.steps))
     return ERPOPhase(ended.state, ended.steps, result)
+
+
+def next_draws(config: Config, items: Sequence[TaskItem], step: int, record: SuccessRecord | None) -> str:
+    """Hash of what chance decides in a step (from 0): the order of its tasks and their sampling seeds."""
+    seed = config.run.seed
+    order = task_order(items, seed, step, config.erpo.min_groups_per_environment, record)
+    jobs = [EpisodeJob(bundle, task, 0, run_seed=seed, step=step) for bundle, task in order]
+    return f"{stable_hash(*(f'{job.session_id} {job.turn_seed(0)}' for job in jobs)):016x}"
 
 
 def _result(log: MetricsLog, steps: int) -> str:

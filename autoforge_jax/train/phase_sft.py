@@ -14,6 +14,7 @@ from autoforge_jax.errors import TrainingError
 from autoforge_jax.rollout.jobs import EpisodeLimits
 from autoforge_jax.rollout.render import Renderer
 from autoforge_jax.train.assembly import Assembly
+from autoforge_jax.train.checkpoint import check_draws
 from autoforge_jax.train.evaluate import evaluate
 from autoforge_jax.train.interrupt import StopFlag
 from autoforge_jax.train.metrics import MetricsLog, Reporter, TimeSplit
@@ -21,6 +22,7 @@ from autoforge_jax.train.phase_references import References, shuffled
 from autoforge_jax.train.sft import DrillsFirst, NextBatch, ReferenceBatches, SFTResult, run_sft
 from autoforge_jax.train.state import TrainState
 from autoforge_jax.train.step import SupervisedObjective, make_train_step
+from autoforge_jax.train.together import batches_digest
 from autoforge_jax.types import TrainingSample
 
 PHASE = "warm start"
@@ -91,6 +93,8 @@ def warm_start(
     probe_items = shuffled(references.items, seed)[: config.sft.probe_tasks]
     restored = assembly.restore("sft")
     state, start = (restored[0], restored[1].step) if restored else (assembly.fresh_state("sft"), 0)
+    if restored:
+        check_draws(restored[1], batches_digest(batches(start)))
     log.rewind(PHASE, start)
     success = assembly.crew.of_first("stop rule", lambda: _reached(log, config, start))
     if success:  # the process died after the stop rule had spoken
@@ -98,6 +102,9 @@ def warm_start(
         return WarmStart(ended.state, ended.steps, _result(ended, config))
     times = TimeSplit()
     clock = time.perf_counter()
+
+    def cursor(done: int) -> dict[str, str]:
+        return {"draws": batches_digest(batches(done))}
 
     def probe(done: int, state: TrainState) -> float:
         with times.measure("probe"):
@@ -136,7 +143,7 @@ def warm_start(
             # time of a save stands in the line of the next step.
             if done % config.sft.probe_every == 0 or done == config.sft.steps or stopping:
                 with times.measure("checkpoint"):
-                    assembly.save("sft", state, done, done)
+                    assembly.save("sft", state, done, done, cursor(done))
             shown.update(loss=metrics["loss"], entropy=metrics.get("action/entropy", 0.0))
             if "probe_success" in metrics:
                 shown["success"] = metrics["probe_success"]
@@ -146,6 +153,8 @@ def warm_start(
         ended = run_sft(
             state, train_step, batches, config.sft, start_step=start, on_step=on_step, probe=probe
         )
+    if ended.steps == 0:  # no step, no checkpoint: ERPO starts from this one
+        assembly.save("sft", ended.state, 0, 0, cursor(0))
     assembly.saved()
     if ended.ended == "stopped":
         stop.raise_if_requested(f"{PHASE}: saved after step {ended.steps} of {config.sft.steps}")
