@@ -50,9 +50,9 @@ class Point:
 
 
 # ------------------------------------------------------------------------------------------------ the child
-def child(run_dir: str, kill_at: int, words: list[str]) -> None:
-    """The command line itself, counting file events under `run_dir`; SIGKILL before event `kill_at` (0 =
-    never)."""
+def child(run_dir: str, kill_at: int, words: list[str], within: str = "") -> None:
+    """The command line itself, counting file events under `run_dir` (with `within` in their path); SIGKILL
+    before event `kill_at` (0 = never)."""
     count = 0
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
@@ -64,7 +64,7 @@ def child(run_dir: str, kill_at: int, words: list[str]) -> None:
                 return
         elif event not in ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "shutil.rmtree"):
             return
-        if run_dir not in str(arguments[0]) or str(arguments[0]).endswith("/file-events"):
+        if run_dir not in str(arguments[0]) or within not in str(arguments[0]):
             return
         count += 1
         if count == kill_at:
@@ -120,9 +120,11 @@ def arrays(run: Path, phase: str) -> dict[str, str]:
 
 def rows(path: Path) -> list[str]:
     """Lines of a JSONL file without what may vary."""
+    found = [json.loads(line) for line in path.read_text().splitlines()]
     return [
-        json.dumps({k: v for k, v in json.loads(line).items() if k not in VARYING})
-        for line in path.read_text().splitlines()
+        json.dumps({k: v for k, v in row.items() if k not in VARYING})
+        for row in found
+        if row.get("stage") != "newest"  # `autoforge eval`: asked for by hand
     ]
 
 
@@ -133,6 +135,8 @@ def contents(run: Path) -> dict[str, Any]:
     # evaluations between steps keep their lines when the steps around them are done again
     found["trajectories"] = sorted(rows(run / "trajectories.jsonl"))
     for path in sorted((run / "eval").glob("*.json")):
+        if path.name.startswith("newest-"):
+            continue
         tree = json.loads(path.read_text())
         tree["report"].pop("seconds")
         found[f"eval {path.stem}"] = tree
@@ -197,10 +201,11 @@ def main() -> None:
     parser.add_argument("--cache", default=str(ROOT / ".jax_cache"), help="compile cache")
     parser.add_argument("--keep", action="store_true", help="keep the runs that were equal")
     parser.add_argument("--child", help=argparse.SUPPRESS)
+    parser.add_argument("--within", default="", help=argparse.SUPPRESS)
     parser.add_argument("--kill-at", type=int, default=0, help=argparse.SUPPRESS)
     options, words = parser.parse_known_args()
     if options.child:
-        child(options.child, options.kill_at, words)
+        child(options.child, options.kill_at, words, options.within)
         return
     out_dir = options.out or Path(tempfile.mkdtemp(prefix="kill-resume-"))
     whole = out_dir / "whole"
