@@ -17,13 +17,14 @@ import pytest
 
 from autoforge_jax.config import MeshConfig, OptimizerConfig, SFTConfig, load_config
 from autoforge_jax.errors import CheckpointError, ConfigError, TrainingError
-from autoforge_jax.train.checkpoint import CheckpointMeta, CheckpointStore
+from autoforge_jax.train.checkpoint import CheckpointMeta, CheckpointStore, check_draws
 from autoforge_jax.train.distributed import Membership, join
 from autoforge_jax.train.metrics import MetricsLog, Reporter, read_jsonl
 from autoforge_jax.train.optimizer import make_optimizer
 from autoforge_jax.train.sft import ReferenceBatches, run_sft
 from autoforge_jax.train.state import TrainState, init_state
 from autoforge_jax.train.step import SupervisedObjective, make_train_step
+from autoforge_jax.train.together import batches_digest
 from tests.autoforge_jax.mock_board import together
 from tests.autoforge_jax.mock_learner import ROWS, fresh_state, leaves, samples, step_of, tiny_qwen3
 
@@ -108,6 +109,14 @@ def test_fault_27_a_resume_trains_on_the_batches_it_would_have_had(at: int, tmp_
 def test_fault_27_a_finished_phase_does_no_step_again(tmp_path: Path) -> None:
     result = run_sft(trained(6), step_of(SupervisedObjective()), BATCHES, CONFIG, start_step=6)
     assert result.steps == 6 and equal(result.state, trained(6))
+
+
+def test_fault_27_other_random_draws_than_saved_are_noticed() -> None:
+    saved = CheckpointMeta("sft", 2, 2, cursor={"draws": batches_digest(BATCHES(2))})
+    check_draws(saved, batches_digest(ReferenceBatches(samples(), CONFIG, ROWS, pad_id=0, seed=1)(2)))
+    for other in (BATCHES(3), ReferenceBatches(samples(), CONFIG, ROWS, pad_id=0, seed=2)(2)):
+        with pytest.raises(CheckpointError, match=r"sft: step 3 would draw other tasks or batches"):
+            check_draws(saved, batches_digest(other))
 
 
 @contextmanager
