@@ -20,7 +20,7 @@ from autoforge_jax.rollout.curriculum import SuccessRecord
 from autoforge_jax.rollout.jobs import EpisodeJob, EpisodeLimits, TaskItem
 from autoforge_jax.rollout.mix import TaskSource, short_environments
 from autoforge_jax.rollout.policy import Policy
-from autoforge_jax.rollout.pool import Deadlines, run_episodes
+from autoforge_jax.rollout.pool import Deadlines, RunEpisodes, run_episodes
 from autoforge_jax.rollout.render import Renderer
 from autoforge_jax.rollout.shaping import shaped
 from autoforge_jax.types import SamplingParams, Trajectory, TrajectoryGroup
@@ -57,6 +57,7 @@ def collect(
     record: SuccessRecord | None = None,
     conditions: Conditions | None = None,
     on_done: Callable[[Trajectory], None] | None = None,
+    run: RunEpisodes = run_episodes,
 ) -> Collection:
     """Roll out groups of ``erpo.group_size`` for tasks drawn from ``items``.
 
@@ -64,6 +65,7 @@ def collect(
     given, of ``record``, by whose weights tasks are then drawn (it is read, not updated). Groups are rolled
     out in waves, each as large as the missing groups at the share of mixed ones seen so far, so that slots
     stay full and little is rolled out in vain. With ``batch`` no trajectory grows beyond one of its rows.
+    ``run`` runs the episodes (in this process, or spread over several).
     """
     if not items:
         raise ConfigError(
@@ -91,7 +93,7 @@ def collect(
             wave, short_environments(usable_groups(groups, erpo), erpo.min_groups_per_environment)
         )
         jobs = [job for item in chosen for job in group_jobs(item, erpo.group_size, seed, step)]
-        trajectories = run_episodes(
+        trajectories = run(
             policy,
             jobs,
             renderer,

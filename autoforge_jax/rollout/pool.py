@@ -334,6 +334,10 @@ def run_episodes(
     return [done[job.session_id] for job in jobs]
 
 
+RunEpisodes = Callable[..., list[Trajectory]]
+"""`run_episodes`, or what does the same with the help of other processes."""
+
+
 def sample_all(policy: Policy, requests: list[SampleRequest]) -> list[SampleOutput | str]:
     """Outputs, or the reason for a request whose sampling failed.
 

@@ -7,7 +7,7 @@ of weights.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +15,9 @@ from typing import Any
 
 import jax
 from flax import nnx
+from jax.sharding import SingleDeviceSharding
 
+from autoforge_jax.data.batch import Batch
 from autoforge_jax.errors import CheckpointError, TrainingError
 from autoforge_jax.model.config import Qwen3Config
 from autoforge_jax.model.lora import frozen_copy, init_adapters, merge
@@ -26,17 +28,21 @@ from autoforge_jax.numerics.kernels import choose_kernel
 from autoforge_jax.plan.chips import chip_named
 from autoforge_jax.rollout.conditions import Conditions
 from autoforge_jax.rollout.engine_jax import JaxEngine
+from autoforge_jax.rollout.engine_layout import engine_layout
 from autoforge_jax.rollout.policy import Engine
 from autoforge_jax.rollout.render import Renderer
 from autoforge_jax.train.checkpoint import CheckpointMeta, CheckpointStore
+from autoforge_jax.train.crew import Crew
 from autoforge_jax.train.disk_sync import DiskSync
 from autoforge_jax.train.forward import Adapted, Forward, adapted_forward
 from autoforge_jax.train.instruments import StepTrace, compile_clock, device_memory_gb
 from autoforge_jax.train.optimizer import make_optimizer
+from autoforge_jax.train.phase_synthesis import Environments
 from autoforge_jax.train.rundir import RunDir
 from autoforge_jax.train.state import Params, TrainState, init_state
 from autoforge_jax.train.step import forward_of
 from autoforge_jax.train.throughput import Meter
+from autoforge_jax.train.together import batches_digest, shared_episodes
 from autoforge_jax.train.weight_sync import SyncReport, leaf_checksums, sync_weights, total_checksum
 
 FROZEN = "frozen_checksum"
@@ -78,13 +84,19 @@ def abstract_graph(config: Qwen3Config) -> nnx.GraphDef[Qwen3]:
 class Assembly:
     """Model, engine and checkpoint stores of one run, made once and used by all its phases."""
 
-    def __init__(self, run: RunDir, renderer: Renderer, bundle_hashes: dict[str, str]) -> None:
+    def __init__(
+        self, run: RunDir, renderer: Renderer, environments: Environments, crew: Crew | None = None
+    ) -> None:
         config = run.config
         self.conditions = Conditions.of(config)
         use_compile_cache(config.run.compile_cache)
         self.run, self.config, self.renderer = run, config, renderer
-        self._bundle_hashes = bundle_hashes
         self._clock = compile_clock()
+        self.crew = crew or Crew()
+        self.run_episodes = shared_episodes(self.crew, by_all=config.rollout.engine == "jax")
+        """`rollout.episode.run_episodes`, by all processes together."""
+        self._stores: dict[str, CheckpointStore] = {}
+        self._bundle_hashes = environments.hashes
         self.model_config, self._loaded = self._model()
         self.layout = make_layout(config.mesh, self.model_config, config.batch.rows_per_microbatch)
         retrieval = config.model.init == "retrieval" and self._loaded is None
@@ -125,6 +137,8 @@ class Assembly:
                 slots=config.rollout.slots,
                 max_length=config.rollout.max_trajectory_tokens,
                 pad_id=renderer.tokenizer.pad_id,
+                layout=engine_layout(self.layout),
+                prefix_tokens=max((len(renderer.prefix(b)) for b in environments.all), default=0),
             )
             self.engine = engine
             self._hand_over = lambda params, version: sync_weights(params, version, engine)
@@ -192,13 +206,27 @@ class Assembly:
         return init_state(self.initial_params() if params is None else params, optimizer, self.layout)
 
     def sync(self, params: Params, version: int) -> SyncReport:
-        """Hand parameters to the engine and prove that they arrived. With several processes each has an
-        engine of its own with the whole model."""
+        """Hand parameters to the engine and prove that they arrived.
+
+        With several processes each has an embedded engine of its own with the whole model, and all of them
+        must hold the same weights; servers are handed theirs by the first process.
+        """
         params = self.whole(params)
-        if jax.process_count() > 1:
-            params = jax.tree.map(jax.numpy.asarray, gather_to_host(params))
-        self.last_sync = self._hand_over(params, version)
+        if self.crew.count == 1:
+            self.last_sync = self._hand_over(params, version)
+            return self.last_sync
+        whole = jax.tree.map(jax.numpy.asarray, gather_to_host(params))
+        if self._disk_sync is None:
+            self.last_sync = self._hand_over(whole, version)
+            self.crew.agree(f"weights of version {version}", f"{self.last_sync.checksum:08x}")
+        else:
+            self.last_sync = self.crew.of_first("weights", lambda: self._hand_over(whole, version))
         return self.last_sync
+
+    def agree_on_batches(self, batches: Sequence[Batch]) -> None:
+        """TrainingError that names the process whose batches are not those of the others."""
+        if self.crew.count > 1:
+            self.crew.agree("batches", batches_digest(batches))
 
     def meter(self) -> Meter:
         """Counts the work of a phase's steps; MFU where `mesh.chip` names an accelerator."""
@@ -218,9 +246,13 @@ class Assembly:
         return StepTrace(self.run.trace / phase, run.trace_step, run.trace_steps)
 
     def close(self) -> None:
-        """Let go of the engine; servers that the run started are stopped."""
-        if self._disk_sync is not None:
-            self._disk_sync.close()
+        """Let go of the engine and the checkpoint writers; servers that the run started are stopped."""
+        try:
+            for store in self._stores.values():
+                store.close()
+        finally:
+            if self._disk_sync is not None:
+                self._disk_sync.close()
 
     @property
     def parameters(self) -> int:
@@ -230,46 +262,71 @@ class Assembly:
     # ------------------------------------------------------------------------------------------ checkpoints
     def store(self, phase: str) -> CheckpointStore:
         """Checkpoints of `sft` or `erpo`."""
-        return CheckpointStore(self.run.checkpoints(phase), self.config.erpo.keep_checkpoints)
+        if phase not in self._stores:
+            self._stores[phase] = CheckpointStore(
+                self.run.checkpoints(phase), self.config.erpo.keep_checkpoints, self.crew
+            )
+        return self._stores[phase]
 
     def save(
         self, phase: str, state: TrainState, step: int, version: int, cursor: Mapping[str, Any] | None = None
     ) -> None:
-        """Save the state after `step` steps of a phase. `cursor`: what else decides the steps to come (plain
-        values)."""
+        """Begin to save the state after `step` steps of a phase (`saved` waits for it). `cursor`: what else
+        decides the steps to come (plain values)."""
         meta = CheckpointMeta(
             phase=phase,
             step=step,
             policy_version=version,
-            seeds={"run": self.config.run.seed},
+            # every random number of learner, sampler and environments is a function of one of these and of
+            # the step, the task and the attempt: there is no generator whose state could be lost
+            seeds={"run": self.config.run.seed, "synthesis": self.config.synthesis.seed},
             # tasks and order are functions of (seed, step) and of what the phase adds
             cursor={"next_step": step, **(cursor or {})},
             config_hash=self._key(phase),
             bundle_hashes=self._bundle_hashes,
             extra={} if self.frozen is None else {FROZEN: self._frozen_checksum},
         )
-        self.store(phase).save(state, meta)
+        self.store(phase).start(state, meta)
+
+    def saved(self) -> None:
+        """Wait until every checkpoint that was begun is on disk. CheckpointError when one could not be
+        written."""
+        for store in self._stores.values():
+            store.wait()
 
     def restore(self, phase: str) -> tuple[TrainState, CheckpointMeta] | None:
         """The newest checkpoint of a phase, None when it has none. CheckpointError when it belongs to another
         run."""
         store = self.store(phase)
-        latest = store.latest()
-        if latest is None:
+        store.wait()
+        newest = self.crew.of_first("newest checkpoint", store.latest)
+        if newest is None:
             return None
-        if self.frozen is not None and latest.meta.extra.get(FROZEN) != self._frozen_checksum:
+        if self.frozen is not None and newest.meta.extra.get(FROZEN) != self._frozen_checksum:
             raise CheckpointError(
-                f"{latest.path} holds adapters of another model than {self.config.model.init_from!r} is now "
-                f"(checksum {latest.meta.extra.get(FROZEN)}, expected {self._frozen_checksum}); restore that "
+                f"{newest.path} holds adapters of another model than {self.config.model.init_from!r} is now "
+                f"(checksum {newest.meta.extra.get(FROZEN)}, expected {self._frozen_checksum}); restore that "
                 "folder or start a new run"
             )
 
-        # Shapes are enough on one device; on a mesh the state is made to have its shardings.
-        def make() -> TrainState:
-            return self.fresh_state(phase)
+        return store.restore(
+            self._shape_of_state(phase),
+            config_hash=self._key(phase),
+            bundle_hashes=self._bundle_hashes,
+            checkpoint=newest,
+        )
 
-        template = jax.eval_shape(make) if self.layout is None else make()
-        return store.restore(template, config_hash=self._key(phase), bundle_hashes=self._bundle_hashes)
+    def _shape_of_state(self, phase: str) -> Any:
+        """What `fresh_state` would be, as shapes and shardings: a restore fills no second state."""
+        optimizer = self.sft_optimizer if phase == "sft" else self.erpo_optimizer
+        shapes = jax.eval_shape(lambda: init_state(self.initial_params(), optimizer))
+        if self.layout is None:
+            places = jax.tree.map(lambda _: SingleDeviceSharding(jax.devices()[0]), shapes)
+        else:
+            places = self.layout.of_state(shapes)
+        return jax.tree.map(
+            lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), shapes, places
+        )
 
     @cached_property
     def _frozen_checksum(self) -> int:

@@ -14,7 +14,7 @@ from autoforge_jax.errors import ConfigError, TrainingError
 from autoforge_jax.rollout.conditions import Conditions
 from autoforge_jax.rollout.jobs import EpisodeJob, EpisodeLimits, TaskItem
 from autoforge_jax.rollout.policy import Policy
-from autoforge_jax.rollout.pool import Deadlines, run_episodes
+from autoforge_jax.rollout.pool import Deadlines, RunEpisodes, run_episodes
 from autoforge_jax.rollout.render import Renderer
 from autoforge_jax.train.statistics import pass_at_k, pass_hat_k, success_interval
 from autoforge_jax.types import EvalReport, SamplingParams, TaskOutcome, Trajectory
@@ -39,6 +39,7 @@ def evaluate(
     seed: int,
     conditions: Conditions | None = None,
     on_done: Callable[[Trajectory], None] | None = None,
+    run: RunEpisodes = run_episodes,
 ) -> EvalReport:
     """`run_evaluation` without the trajectories."""
     return run_evaluation(
@@ -51,6 +52,7 @@ def evaluate(
         seed=seed,
         conditions=conditions,
         on_done=on_done,
+        run=run,
     ).report
 
 
@@ -65,6 +67,7 @@ def run_evaluation(
     seed: int,
     conditions: Conditions | None = None,
     on_done: Callable[[Trajectory], None] | None = None,
+    run: RunEpisodes = run_episodes,
 ) -> Evaluation:
     """Run `config.attempts` episodes of every task and sum them up.
 
@@ -86,7 +89,7 @@ def run_evaluation(
         for attempt in range(config.attempts)
     ]
     start = time.perf_counter()
-    trajectories = run_episodes(
+    trajectories = run(
         policy,
         jobs,
         renderer,

@@ -11,14 +11,17 @@ from typing import Any
 
 import jax
 
+from autoforge_jax.config import Config
 from autoforge_jax.data.batch import Batch
 from autoforge_jax.data.running_std import RunningStd
 from autoforge_jax.errors import TrainingError
 from autoforge_jax.rollout.collect import Collection, collect
 from autoforge_jax.rollout.curriculum import SuccessRecord
-from autoforge_jax.rollout.jobs import TaskItem
+from autoforge_jax.rollout.jobs import EpisodeJob, TaskItem, stable_hash
+from autoforge_jax.rollout.mix import TaskSource
 from autoforge_jax.rollout.overlap import OverlappedRollouts
 from autoforge_jax.train.assembly import Assembly
+from autoforge_jax.train.checkpoint import check_draws
 from autoforge_jax.train.disk_sync import server_metrics
 from autoforge_jax.train.erpo import ERPOLearner, Rollouts, run_erpo
 from autoforge_jax.train.interrupt import StopFlag
@@ -71,7 +74,12 @@ def train_erpo(
     config, seed = assembly.config, assembly.config.run.seed
     objective = PolicyObjective.from_config(config.erpo, config.rollout.temperature)
     train_step = make_train_step(
-        assembly.forward, assembly.erpo_optimizer, objective, layout=assembly.layout, frozen=assembly.frozen
+        assembly.forward,
+        assembly.erpo_optimizer,
+        objective,
+        layout=assembly.layout,
+        frozen=assembly.frozen,
+        agree=assembly.agree_on_batches,
     )
     reference = None
     if objective.needs_reference:
@@ -104,6 +112,8 @@ def train_erpo(
     record = running = None
     if config.erpo.task_sampling == "learnability":
         record = SuccessRecord.from_json(cursor.get(RECORD, {}))
+    if restored:
+        check_draws(restored[1], next_draws(config, items, start, record))
     if config.erpo.environment_std == "running":
         running = RunningStd.from_json(config.erpo.environment_std_decay, cursor.get(RUNNING_STD, {}))
     learner = ERPOLearner(
@@ -117,7 +127,8 @@ def train_erpo(
         on_batches=meter.seen,
     )
     log.rewind(PHASE, start)
-    rewind_jsonl(assembly.run.trajectories, lambda row: row["stage"] != PHASE or row["step"] <= start)
+    if assembly.crew.first:
+        rewind_jsonl(assembly.run.trajectories, lambda row: row["stage"] != PHASE or row["step"] <= start)
     times = TimeSplit()
     clock = time.perf_counter()
     collected: Collection | None = None
@@ -150,6 +161,7 @@ def train_erpo(
                         batch=config.batch,
                         record=record,
                         conditions=assembly.conditions,
+                        run=assembly.run_episodes,
                         on_done=_progress(bar, step),
                     )
             else:
@@ -178,20 +190,8 @@ def train_erpo(
                 with times.measure("eval"), still():
                     evaluate_step(done, state.params)
             rows = [trajectory_row(t, stage=PHASE, step=done) for t in sample_groups(groups, KEPT_PER_STEP)]
-            append_rows(assembly.run.trajectories, rows)
-            # Read once: a signal that comes later than the save waits for the next step.
-            stopping = stop.requested
-            due = done % config.erpo.checkpoint_every == 0 or done == config.erpo.steps or stopping
-            if due:
-                with times.measure("checkpoint"), still():
-                    cursor: dict[str, Any] = {}
-                    if record is not None:
-                        cursor[RECORD] = record.to_json()
-                    if running is not None:
-                        cursor[RUNNING_STD] = running.to_json()
-                    if overlap is not None:
-                        cursor[ROLLOUTS] = overlap.to_json()
-                    assembly.save("erpo", state, done, warm_steps + done, cursor)
+            if assembly.crew.first:
+                append_rows(assembly.run.trajectories, rows)
             trace.reached(done)
             speed = meter.take(learned) | assembly.machine_metrics()
             seconds = {**spent, "train": round(learned, 4), **times.take()}
@@ -204,6 +204,20 @@ def train_erpo(
                 compiles |= server_metrics(assembly.last_sync, assembly.engine.stats())
             measured = {"seconds": seconds, "speed": speed}
             log.write(PHASE, done, metrics | collected.metrics | compiles | measured)
+            # Read once: a signal that comes later than the save waits for the next step.
+            stopping = stop.requested
+            # After the step's lines: a process that dies in between does the step again, lines and all. The
+            # time of a save stands in the line of the next step.
+            if done % config.erpo.checkpoint_every == 0 or done == config.erpo.steps or stopping:
+                with times.measure("checkpoint"), still():
+                    cursor: dict[str, Any] = {"draws": next_draws(config, items, done, record)}
+                    if record is not None:
+                        cursor[RECORD] = record.to_json()
+                    if running is not None:
+                        cursor[RUNNING_STD] = running.to_json()
+                    if overlap is not None:
+                        cursor[ROLLOUTS] = overlap.to_json()
+                    assembly.save("erpo", state, done, warm_steps + done, cursor)
             rewards.append(metrics["reward"])
             recent = rewards[-5:]
             bar.update(
@@ -219,9 +233,27 @@ def train_erpo(
             ended = run_erpo(state, learner, roll_out, start_step=start, on_step=on_step)
         finally:
             trace.close()
+    assembly.saved()
     if ended.ended == "stopped":
         stop.raise_if_requested(f"{PHASE}: saved after step {ended.steps} of {config.erpo.steps}")
-    return ERPOPhase(ended.state, ended.steps, _result(log, ended.steps))
+    result = assembly.crew.of_first("result", lambda: _result(log, ended.steps))
+    return ERPOPhase(ended.state, ended.steps, result)
+
+
+def next_draws(config: Config, items: Sequence[TaskItem], step: int, record: SuccessRecord | None) -> str:
+    """Hash of what chance decides in a step (from 0): the order of its tasks and their sampling seeds."""
+    seed, erpo = config.run.seed, config.erpo
+    source = TaskSource(
+        items,
+        seed,
+        step,
+        block=erpo.min_groups_per_environment,
+        record=record,
+        weights=erpo.environment_weights,
+    )
+    order = source.draw(source.left)
+    jobs = [EpisodeJob(bundle, task, 0, run_seed=seed, step=step) for bundle, task in order]
+    return f"{stable_hash(*(f'{job.session_id} {job.turn_seed(0)}' for job in jobs)):016x}"
 
 
 def _overlap(

@@ -183,10 +183,12 @@ class TrainStep:
         chunk_size: int = DEFAULT_CHUNK,
         layout: Layout | None = None,
         frozen: Params | None = None,
+        agree: Callable[[Sequence[Batch]], None] | None = None,
     ) -> None:
         self.objective = objective
         self._frozen = frozen
         self.layout = layout
+        self._agree = agree
         self._forward, self._optimizer, self._chunk_size = forward, optimizer, chunk_size
         self._traces = 0
         self._metrics: MetricSums | None = None
@@ -206,6 +208,8 @@ class TrainStep:
         Metrics: `loss`, `grad_norm` (before clipping), `update_skipped` (0/1), and the objective's. Waits for
         the device.
         """
+        if self._agree is not None:
+            self._agree(batches)
         denominator = self.objective.denominator(batches)
         if not batches or denominator <= 0:
             state = replace(state, skipped=state.skipped + np.int32(1))
@@ -362,13 +366,17 @@ def make_train_step(
     chunk_size: int = DEFAULT_CHUNK,
     layout: Layout | None = None,
     frozen: Params | None = None,
+    agree: Callable[[Sequence[Batch]], None] | None = None,
 ) -> TrainStep:
     """The train step of one phase. Keep it for the whole phase: its compiled programs belong to it.
 
     frozen: with `lora.adapted_forward`, the model whose adapters the state's parameters are; it is read only.
     With a layout the state it is given must lie as ``layout.of_state`` says (`init_state`, a restore).
+    `agree` sees the batches of every update first and raises when they may not be used.
     """
-    return TrainStep(forward, optimizer, objective, chunk_size=chunk_size, layout=layout, frozen=frozen)
+    return TrainStep(
+        forward, optimizer, objective, chunk_size=chunk_size, layout=layout, frozen=frozen, agree=agree
+    )
 
 
 OldLogprobs = Callable[[Params, Sequence[Batch]], list[tuple[Batch, jax.Array]]]

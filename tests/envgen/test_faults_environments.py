@@ -18,8 +18,8 @@ from envgen.synthesis.bench import workbench
 from envgen.synthesis.blueprint import infer
 from envgen.synthesis.catalog import build_catalog
 from envgen.synthesis.certify import Prover, draft_of, replay_results
+from envgen.synthesis.difficulty import difficulty
 from envgen.synthesis.pipeline import make_bundle
-from envgen.synthesis.shapes import difficulty
 from envgen.types import (
     ArgumentSource,
     BlueprintNode,
