@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pydantic_core import PydanticSerializationError
 from rich.markup import escape
 
 from envgen.cli.views import cell, console, progress_bar, table
@@ -34,9 +35,12 @@ def make(order: Order, output: Path, execution: Execution) -> Bundle:
             progress_bar() as progress,
         ):
             return write_order(order, output, executor, progress)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, PydanticSerializationError) as error:
+        # Ctrl-C in the middle of a serializer comes out of pydantic as an error of its own.
+        if not isinstance(error, KeyboardInterrupt) and "KeyboardInterrupt" not in str(error):
+            raise
         print(f"{output}: give the same command again to go on where it was", file=sys.stderr)
-        raise
+        raise KeyboardInterrupt from None
 
 
 def make_many(jobs: Sequence[BatchJob], execution: Execution) -> list[BatchRow]:
