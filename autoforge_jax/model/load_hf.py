@@ -16,7 +16,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.sharding import SingleDeviceSharding
 
 from autoforge_jax.config import ModelConfig
 from autoforge_jax.errors import WeightsError
@@ -103,14 +102,15 @@ def load_hf(
         _check_tensors(tensors, config)
         weights: dict[str, Any] = {"layers": {}}
         for path, shape in parameter_shapes(config).items():
-            sharding = (
-                SingleDeviceSharding(jax.devices()[0])
-                if layout is None
-                else layout.sharding(path, LOGICAL_AXES[path], shape)
-            )
             piece = partial(_piece, tensors, path, shape, np.dtype(dtype))
             group, _, name = path.rpartition("/")
-            array = jax.make_array_from_callback(shape, sharding, piece)
+            if layout is None:
+                # Not bound to its device, as freshly drawn parameters are not: a step that got both kinds
+                # would compile once more when all of its state is bound.
+                array = jnp.array(piece((slice(None),) * len(shape)))
+            else:
+                sharding = layout.sharding(path, LOGICAL_AXES[path], shape)
+                array = jax.make_array_from_callback(shape, sharding, piece)
             (weights[group] if group else weights)[name] = array
     nnx.replace_by_pure_dict(params, weights)
     return params
