@@ -4,12 +4,12 @@ killed.
     python benchmarks/kill_resume.py [--kills 20] [--seed 0] [--config configs/debug/kill.toml] [--keep]
 
 Half of the points are moments (a share of the uninterrupted run's CPU time, at which the process is killed
-from outside; read from /proc, so Linux only), half are places: just before the n-th time that the program opens a file of the run for
-writing, renames or deletes one, where a half-written file or a wrong order of two files would show. Every
-trial starts from nothing, is killed once, and the same command is run again to the end. Compared are all
-bytes of the newest checkpoints' arrays (parameters, optimiser), the exported weights, the tokenizer, the
-bundles' hashes, every line of metrics.jsonl and trajectories.jsonl and every evaluation; left out are times
-and compile counts. Exit code 1 when anything differs.
+from outside; read from /proc, so Linux only), half are places: just before the n-th time that the program
+opens a file of the run for writing, renames or deletes one, where a half-written file or a wrong order of
+two files would show. Every trial starts from nothing, is killed once, and the same command is run again to
+the end. Compared are all bytes of the newest checkpoints' arrays (parameters, optimiser), the exported
+weights, the tokenizer, the bundles' hashes, every line of metrics.jsonl and trajectories.jsonl and every
+evaluation; left out are times and compile counts. Exit code 1 when anything differs.
 """
 
 from __future__ import annotations
