@@ -23,7 +23,7 @@ from autoforge_jax.types import (
     Trajectory,
     Turn,
 )
-from envgen.interface import Env, Message, StopReason, Verdict
+from envgen.interface import Env, Message, StepResult, StopReason, Verdict
 
 
 @dataclass(frozen=True)
@@ -103,9 +103,33 @@ class LiveEpisode:
 
     def take(self, request: SampleRequest, output: SampleOutput) -> None:
         """Record one sampled turn and let the environment answer it."""
+        action = self.record(request, output)
+        if action is not None:
+            self._guarded(lambda: self._answered(self.env.step(action)))
+
+    @property
+    def env(self) -> Env:
+        """The environment, once it is open."""
+        assert self._env is not None
+        return self._env
+
+    def answered(self, result: StepResult | Exception) -> None:
+        """Take in what the environment said to the action that `record` gave, or the error it ended with."""
+
+        def take_in() -> None:
+            if isinstance(result, Exception):
+                raise result
+            self._answered(result)
+
+        self._guarded(take_in)
+
+    def record(self, request: SampleRequest, output: SampleOutput) -> Message | None:
+        """Record one sampled turn: the action that the environment has to answer, None when that was the
+        end."""
         if output.stop == "abort":
             reason = StopReason.TIMEOUT if output.timed_out else StopReason.POLICY_ERROR
-            return self.fail(reason, output.reason or "the engine aborted this request")
+            self.fail(reason, output.reason or "the engine aborted this request")
+            return None
         start, end = self.ledger.append_action(output, request.params)
         self.context_changed = False
         self._outputs.append(output)
@@ -127,11 +151,10 @@ class LiveEpisode:
             truncated = request.params.max_turn_tokens == self._limits.max_turn_tokens
             self.stop_reason = StopReason.TURN_TRUNCATED if truncated else StopReason.TOKEN_BUDGET
             return None
-        return self._guarded(lambda: self._step(action))
+        return action
 
-    def _step(self, action: Message) -> None:
+    def _answered(self, result: StepResult) -> None:
         assert self._env is not None
-        result = self._env.step(action)
         if self._abandoned:
             return
         self._turns[-1] = replace(

@@ -29,7 +29,7 @@ from autoforge_jax.rollout.policy import AsyncPolicy, Policy
 from autoforge_jax.rollout.render import Renderer
 from autoforge_jax.rollout.workers import Workers
 from autoforge_jax.types import SampleOutput, SampleRequest, SamplingParams, Trajectory
-from envgen.interface import StopReason
+from envgen.interface import Message, StopReason, step_all
 
 _LOOK_UP_S = 0.5
 """Longest wait in one go: deadlines of calls that have begun since, and Ctrl-C, are seen that soon."""
@@ -258,9 +258,29 @@ class EpisodePool:
                 slot.waits_for, slot.since = "sampling", now
                 slot.future = _submit(self._one_by_one, request)
         elif requests:
-            for slot, output in zip(due, sample_all(self._policy, requests), strict=True):
-                self._answer(slot, output)
+            outputs = sample_all(self._policy, requests)
+            if self._conditions.workers == 1:
+                self._answer_together(due, outputs)
+            else:
+                for slot, output in zip(due, outputs, strict=True):
+                    self._answer(slot, output)
         return late > 0
+
+    def _answer_together(self, slots: Sequence[_Slot], outputs: Sequence[SampleOutput | str]) -> None:
+        """Let all environments answer in step: calls of one isolated worker share a round trip."""
+        playing: list[tuple[LiveEpisode, Message]] = []
+        for slot, output in zip(slots, outputs, strict=True):
+            request, slot.request = slot.request, None
+            assert request is not None
+            if isinstance(output, str):
+                slot.episode.fail(StopReason.POLICY_ERROR, output)
+                continue
+            action = slot.episode.record(request, output)
+            if action is not None:
+                playing.append((slot.episode, action))
+        results = step_all([episode.env for episode, _ in playing], [action for _, action in playing])
+        for (episode, _), result in zip(playing, results, strict=True):
+            episode.answered(result)
 
     def _wait(self) -> None:
         """Until something is done or a deadline has passed, which ends its episode."""

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from envgen.errors import BundleError, TaskError
-from envgen.runtime.env import Env, make_runtime, open_env
+from envgen.runtime.env import Env, open_env
 from envgen.runtime.grader import grader_of
 from envgen.runtime.isolation.capabilities import capabilities
 from envgen.runtime.isolation.limits import WorkerLimits
 from envgen.runtime.regrade import read_trajectories, regrade
+from envgen.runtime.shared import make_runtime
 from envgen.store import Bundle, environment_identity, load_bundle, write_bundle
 from envgen.synthesis.bench import workbench
 from envgen.synthesis.catalog import build_catalog
