@@ -200,7 +200,7 @@ def test_an_interrupted_run_goes_on_to_the_same_metrics_and_parameters(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("within", "event"),
-    [("checkpoints/sft", 9), ("erpo/.writing-step_00000004/meta.json", 1), ("metrics.jsonl", 30)],
+    [("checkpoints/sft", 9), ("erpo/.writing-step_00000004/meta.json", 1), ("metrics.jsonl", 10)],
     ids=["while arrays are written", "before a checkpoint is whole", "before a line of metrics"],
 )
 def test_a_killed_run_is_finished_bit_equal(
