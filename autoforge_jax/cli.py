@@ -9,15 +9,17 @@ needs them.
     autoforge preflight CONFIG  join the other processes of the mesh once: is everyone there
     autoforge report RUN_DIR  write RUN_DIR/report.html again
     autoforge meu-eval BUNDLE…  precision and recall of the judge of users on injected faults
+    autoforge import-gguf SOURCE FOLDER  a Hugging Face folder for model.init_from from a GGUF file
     autoforge doctor          what this machine offers
 
 Exit codes: 0 done; 1 `plan` finds that it does not fit; 2 a wrong config, file or run directory (``error: …``
-lines on stderr, no traceback); 130 and 143 after SIGINT and SIGTERM, once the step is finished and saved: the
-same command goes on from there.
+lines on stderr, no traceback). SIGINT and SIGTERM end a run once its step is finished and saved, with 130 and
+0 and a line ``resume with: …``: the same command goes on from there.
 """
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from collections.abc import Iterator
@@ -58,7 +60,8 @@ Fresh = Annotated[bool, typer.Option("--fresh", help="Delete what this run direc
 def user_errors() -> Iterator[None]:
     """Turn the errors that both packages raise on purpose into ``error: …`` lines on stderr and exit code 2.
 
-    Anything else is a defect and keeps its traceback.
+    Anything else is a defect and keeps its traceback. Of several processes all but the first say which they
+    are.
     """
     from autoforge_jax.errors import AutoforgeError
     from envgen.interface import EnvgenError
@@ -66,8 +69,10 @@ def user_errors() -> Iterator[None]:
     try:
         yield
     except (AutoforgeError, EnvgenError) as error:
+        process = os.environ.get("AUTOFORGE_PROCESS_ID", "0")
+        who = "" if process == "0" else f"process {process}: "
         for line in str(error).splitlines() or [type(error).__name__]:
-            print(f"error: {line}", file=sys.stderr)
+            print(f"{who}error: {line}", file=sys.stderr)
         raise typer.Exit(2) from error
 
 
@@ -86,32 +91,23 @@ def _load(config: Path, overrides: list[str] | None, print_config: bool) -> Conf
 def _go(command: str, config: Path, overrides: list[str] | None, print_config: bool, fresh: bool) -> None:
     with user_errors():
         loaded = _load(config, overrides, print_config)
-        _one_process(loaded)
+        from autoforge_jax.train.distributed import joined
         from autoforge_jax.train.interrupt import Interrupted
         from autoforge_jax.train.loop import execute
 
         words = ["autoforge", command, str(config)]
         for text in overrides or []:
             words += ["--set", text]
+        first = True
         try:
-            execute(loaded, command=command, fresh=fresh, config_name=str(config))
+            with joined(loaded.mesh) as crew:
+                first = crew.first
+                execute(loaded, command=command, fresh=fresh, config_name=str(config), crew=crew)
         except Interrupted as stop:
-            print(f"stopped: {stop}", file=sys.stderr)
-            print(f"resume with: {shlex.join(words)}", file=sys.stderr)
+            if first:
+                print(f"stopped: {stop}", file=sys.stderr)
+                print(f"resume with: {shlex.join(words)}", file=sys.stderr)
             raise typer.Exit(stop.exit_code) from stop
-
-
-def _one_process(config: Config) -> None:
-    """ConfigError for a run that should span processes: rollouts and checkpoints are per process today."""
-    import os
-
-    from autoforge_jax.errors import ConfigError
-
-    if os.environ.get("AUTOFORGE_COORDINATOR", config.mesh.coordinator):
-        raise ConfigError(
-            "mesh.coordinator is set: training in several processes is not built yet (the mesh, the step and "
-            "`autoforge preflight` are). Leave it empty to use the devices of this machine"
-        )
 
 
 @app.command()
@@ -226,6 +222,24 @@ def meu_eval(
         if episodes is not None:
             write_episodes(judged, episodes)
         print(meu_table(judged, chosen))
+
+
+@app.command(name="import-gguf")
+def import_gguf(
+    source: Annotated[
+        str, typer.Argument(metavar="SOURCE", help="A .gguf file, or an installed package that holds one.")
+    ],
+    folder: Annotated[
+        Path,
+        typer.Argument(metavar="FOLDER", help="Written whole; an older folder of this name is replaced."),
+    ],
+) -> None:
+    """Write a Hugging Face folder (weights, config, tokenizer, chat template) from a GGUF file."""
+    with user_errors():
+        from autoforge_jax.model.gguf_file import import_gguf as convert
+
+        shape = convert(source, folder)
+        print(f"{folder}: {shape.architecture}, {shape.num_parameters:,} parameters, float32")
 
 
 @app.command()

@@ -34,6 +34,10 @@ class RunConfig(Section):
     out_dir: str = "runs"
     """The run directory is ``out_dir/name``; relative to the current directory."""
     seed: int = 0
+    trace_step: int = Field(default=0, ge=0)
+    """`jax.profiler` traces `trace_steps` steps of each training phase from this one on (counted from 1) into
+    the run's folder `trace`; 0 = none."""
+    trace_steps: int = Field(default=1, ge=1)
     compile_cache: str = ".jax_cache"
     """`jax_compilation_cache_dir`; empty turns it off."""
 
@@ -58,7 +62,7 @@ class SynthesisConfig(Section):
     tasks_per_bundle: int = Field(default=60, ge=1)
     heldout_tasks_per_bundle: int = Field(default=20, ge=1)
     """Of `tasks_per_bundle`, how many go to the held-out split."""
-    max_difficulty: int = Field(default=4, ge=1, le=4)
+    max_difficulty: int = Field(default=4, ge=1, le=5)
     seed: int = 0
     workers: int = Field(default=2, ge=1)
 
@@ -66,14 +70,38 @@ class SynthesisConfig(Section):
 class RenderConfig(Section):
     """Messages <-> tokens."""
 
-    tools: Literal["signature", "json"] = "signature"
-    """`signature`: one line per tool; `json`: the full JSON schemas, as pretrained models expect."""
+    format: Literal["compact", "qwen3", "qwen3_thinking", "llama3", "smollm2"] = "compact"
+    """How the policy's family writes a conversation (docs/pretrained.md). `compact`: for models trained here;
+    the others are the families' own, for pretrained ones: `qwen3_thinking` where the generation prompt opens
+    the thinking (the 2507 thinking models), `llama3` from 3.1 on."""
+    tools: Literal["auto", "signature", "json"] = "auto"
+    """`signature`: one line per tool; `json`: the full JSON schemas, as pretrained models expect; `auto`:
+    signatures in the compact format, JSON in the others."""
     tool_descriptions: bool = True
     """Signatures end with the tool's description. Without it the prompts of the
     example documents are 7 to 25 % shorter."""
     interleaved_thinking: bool = True
-    """Thinking of earlier turns stays in the context (METHOD.md §4)."""
+    """Thinking of earlier turns stays in the context (METHOD.md §4). `false`, the ablation: it is deleted
+    when the user speaks again, as Qwen3's template does, and the episode goes on in a new context
+    (rollout.turn_contexts)."""
     policy_in_prompt: bool = True
+
+    @property
+    def tool_style(self) -> Literal["signature", "json"]:
+        """`tools` with `auto` resolved."""
+        if self.tools != "auto":
+            return self.tools
+        return "signature" if self.format == "compact" else "json"
+
+    @model_validator(mode="after")
+    def _thinking_can_be_cut(self) -> RenderConfig:
+        if not self.interleaved_thinking and self.format in ("llama3", "smollm2"):
+            raise ValueError(
+                f"interleaved_thinking is false, but format {self.format!r} writes thoughts as ordinary "
+                "text, which cannot be cut out of sampled ids; keep it true, or use a format with thinking "
+                "tokens"
+            )
+        return self
 
 
 class TokenizerConfig(Section):
@@ -83,9 +111,27 @@ class TokenizerConfig(Section):
     max_transcripts: int = 4000
 
 
-class ModelConfig(Section):
-    """Qwen3 dense architecture. `vocab_size` comes from the tokenizer."""
+class ExpertsConfig(Section):
+    """A mixture of experts in every layer (Qwen3-MoE); dropless."""
 
+    count: int = Field(default=0, ge=0)
+    """0 = a dense model. With `init_from` the folder's config.json says it, as for all of `[model]`."""
+    per_token: int = Field(default=8, ge=1)
+    width: int = Field(default=768, ge=8)
+    """Hidden width of one expert."""
+    normalise: bool = True
+    """A token's expert weights add up to one."""
+    balance: float = Field(default=0.0, ge=0)
+    """Coefficient of the load-balancing loss (model.moe.Balance), added to the step's loss; 0 = none. Read
+    also with `init_from`."""
+
+
+class ModelConfig(Section):
+    """Shape of the policy. `vocab_size` comes from the tokenizer; with `init_from` the folder's config.json
+    goes before what stands here."""
+
+    architecture: Literal["qwen3", "llama"] = "qwen3"
+    """Dense Qwen3, or Llama (SmolLM2 too): the same without query and key norms."""
     num_layers: int = Field(default=4, ge=1)
     hidden_size: int = Field(default=128, ge=8)
     intermediate_size: int = Field(default=384, ge=8)
@@ -111,13 +157,56 @@ class ModelConfig(Section):
     """Compute type; parameters are float32 masters."""
     remat: bool = False
     """Recompute each layer in the backward pass: far less memory for activations, about a third more work."""
+    remat_saves: Literal["nothing", "products"] = "nothing"
+    """With `remat`, what a layer keeps: `nothing`, or the results of its `products` with weight matrices (all
+    but attention and elementwise work stays done; between the two extremes in memory)."""
     init_from: str = ""
     """A Hugging Face folder to start from; empty = from scratch."""
+    attention: Literal["auto", "xla", "cudnn", "splash"] = "auto"
+    """The learner's attention kernel: the platform's own where it can be used, or the one named here
+    (numerics.kernels)."""
+    experts: ExpertsConfig = ExpertsConfig()
 
     @model_validator(mode="after")
     def _one_start(self) -> ModelConfig:
         if self.init_from and self.init != "random":
             raise ValueError(f"init is {self.init!r} and init_from {self.init_from!r}; a model has one start")
+        if self.init == "retrieval" and self.architecture != "qwen3":
+            raise ValueError(
+                f"init 'retrieval' sets query and key norms, which architecture {self.architecture!r} does "
+                "not have; use 'qwen3' or init = 'random'"
+            )
+        if self.init == "retrieval" and self.experts.count:
+            raise ValueError("init 'retrieval' writes dense layers; set experts.count = 0 or init = 'random'")
+        if 0 < self.experts.count < self.experts.per_token:
+            raise ValueError(
+                f"experts.per_token is {self.experts.per_token} and experts.count {self.experts.count}; a "
+                "token cannot take more experts than there are"
+            )
+        return self
+
+
+class LoRAConfig(Section):
+    """Train low-rank adapters instead of the model (model.lora); exports and engines get the merged model."""
+
+    rank: int = Field(default=0, ge=0)
+    """0 = train every parameter."""
+    alpha: float = Field(default=32.0, gt=0)
+    """Adapters count alpha / rank."""
+    targets: tuple[Literal["query", "key", "value", "output", "gate", "up", "down"], ...] = (
+        "query", "key", "value", "output", "gate", "up", "down",
+    )  # fmt: skip
+    """Projections with an adapter. A mixture of experts has the first four."""
+
+    @property
+    def scale(self) -> float:
+        """alpha / rank."""
+        return self.alpha / max(self.rank, 1)
+
+    @model_validator(mode="after")
+    def _targets_once(self) -> LoRAConfig:
+        if self.rank and (not self.targets or len(set(self.targets)) != len(self.targets)):
+            raise ValueError(f"targets are {list(self.targets)}, expected at least one, and each once")
         return self
 
 
@@ -179,7 +268,8 @@ class MeshConfig(Section):
     tensor: int = Field(default=1, ge=1)
     """Devices that share the heads, the MLP and the vocabulary of the same rows."""
     expert: int = Field(default=1, ge=1)
-    """Devices that share the experts of a mixture-of-experts model."""
+    """Devices that share the experts of a mixture-of-experts model, each on rows of its own; they share the
+    other parameters like `fsdp` does."""
     chip: str = "cpu"
     """What `autoforge plan` plans for (plan/chips.toml); training uses the devices that are there."""
     coordinator: str = ""
@@ -290,6 +380,16 @@ class RolloutConfig(Section):
     max_tool_errors: int = Field(default=4, ge=1)
     max_turn_tokens: int = Field(default=96, ge=1)
     max_trajectory_tokens: int = Field(default=640, ge=16)
+    turn_timeout_s: float = Field(default=1800, gt=0)
+    """Deadline of one turn at an engine that takes turns one by one (SGLang; time in its queue counts, so
+    `sglang.request_timeout_s` is the sharper one). Past it the episode ends with `timeout`. The embedded
+    engine computes a bounded number of tokens and has none."""
+    environment_timeout_s: float = Field(default=600, gt=0)
+    """Deadline of one answer of an environment whose user or judge is a model. Past it: `timeout`. Tools have
+    limits of their own (envgen)."""
+    episode_timeout_s: float = Field(default=0, ge=0)
+    """Wall-clock seconds of one episode (0 = no limit), looked at between turns. Past it: `timeout`; such
+    episodes are left out and counted. A limit that bites makes a run depend on the machine's speed."""
     user_workers: int = Field(default=16, ge=1)
     """Episodes that wait for a model user or judge at the same time; 1 where neither is a model."""
 
@@ -309,31 +409,88 @@ class ERPOConfig(Section):
     changes made minus side effects (`envgen.runtime.explain`). Both stand in metrics and records either
     way, and evaluations report success only."""
     advantage_epsilon: float = Field(default=1e-6, ge=0)
+    baseline: Literal["group_mean", "leave_one_out"] = "group_mean"
+    """What a reward is compared with: the mean of its group, or of the others of its group."""
+    environment_std: Literal["batch", "running"] = "batch"
+    """With `advantage = "environment"`: the standard deviation of this batch (eq. 4), or an exponentially
+    weighted one over the batches so far (data.running_std), for batches with few groups per environment."""
+    environment_std_decay: float = Field(default=0.9, gt=0, lt=1)
+    """`running` only: what a step leaves of the moments before it."""
+    mask_user_errors: bool = True
+    """MEU (METHOD.md §4): leave trajectories with a user error out of means, std, loss and denominators.
+    `false` is the ablation: they count with the reward they got."""
+    overlong: Literal["keep", "mask", "penalty"] = "keep"
+    """Trajectories that ran out of tokens (of the turn, or of the whole): `keep` their reward, which is 0
+    unless the task was done by then; `mask`: left out and counted, as user errors are; `penalty`: every
+    trajectory loses up to `overlong_penalty` of its reward over its last `overlong_buffer_tokens` tokens."""
+    overlong_buffer_tokens: int = Field(default=64, ge=1)
+    """`penalty` only: the penalty grows from 0, this many tokens before the limit, to all of it there."""
+    overlong_penalty: float = Field(default=0.5, gt=0)
+    environment_weights: dict[str, float] = {}
+    """Bundle name -> share of the groups, in proportion; environments that are not named have 1, and 0
+    leaves one out. Empty: all alike."""
     dynamic_sampling: bool = True
     """Leave out tasks whose rollouts all have the same reward: they carry no signal."""
     sampling_budget: float = Field(default=2.0, ge=1)
     """At most `sampling_budget × tasks_per_step` groups are rolled out in a step; then the step uses what
-    there is."""
+    there is (no group with a signal: a skipped update), and the metric `rollout/budget_spent` is 1."""
+    max_staleness: int = Field(default=0, ge=0)
+    """Oldest weights that a token learned from may come from, in policy versions, checked when a group is
+    used. 0: strictly on-policy, rollouts and updates take turns, a run can be repeated bit by bit. Above 0:
+    rollouts go on while the learner works (rollout.overlap), and timing decides which weights sampled what.
+    """
     task_sampling: Literal["uniform", "learnability"] = "uniform"
     """`learnability`: tasks are drawn in proportion to the variance p (1 - p) of success seen for their kind
     (rollout.curriculum); `uniform`: all alike."""
     minibatches: int = Field(default=1, ge=1)
     """Optimiser updates per collected batch."""
     ratio: Literal["token", "sequence"] = "token"
+    """One importance ratio per token, or per trajectory (eq. 2)."""
+    ratio_length_normalised: bool = True
+    """`sequence` only: the ratio is that of the mean log-prob per token (GSPO), not of the sum."""
+    old_policy: Literal["engine", "learner"] = "engine"
+    """What the ratio is taken against: the log-probs that the engine reported, or the learner's own of the
+    same tokens, computed before the first update of the step (one more forward pass)."""
+    correction: Literal["none", "token", "sequence"] = "none"
+    """With `old_policy = "learner"`: importance weight learner / engine on top of the ratio, per token or
+    per trajectory (the product), truncated at `correction_cap`."""
+    correction_cap: float = Field(default=2.0, gt=0)
+    reject_sequence_gap: float = Field(default=0.0, ge=0)
+    """With `old_policy = "learner"`: a trajectory whose mean |engine − learner log-prob| is above this, in
+    nats, is left out of loss and denominators and counted (0 = none)."""
     clip_low: float = Field(default=0.2, gt=0)
     clip_high: float = Field(default=0.28, gt=0)
     aggregation: Literal["token_mean", "sequence_mean"] = "token_mean"
     kl_coefficient: float = Field(default=0.0, ge=0)
     kl_target: Literal["reference", "rollout"] = "reference"
+    """The policy before ERPO, or the one that the ratio is taken against (`old_policy`)."""
     min_groups_per_environment: int = Field(default=1, ge=1)
+    """Of an environment with fewer groups in a batch none is learned from; one that is short of groups is
+    drawn from first."""
     max_agreement_gap: float = Field(default=0.1, gt=0)
-    """Mean |engine − learner log-prob| in nats, before the first update of a step, above which training stops
-    with an error."""
+    """Mean |engine − learner log-prob| in nats on tokens of the learner's own version, before the first
+    update of a step, above which training stops with an error."""
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1.5e-4, warmup_steps=5)
     checkpoint_every: int = Field(default=10, ge=1)
     keep_checkpoints: int = Field(default=2, ge=1)
     eval_every: int = Field(default=0, ge=0)
     """Held-out evaluation every so many steps (0 = only before and after)."""
+
+    @model_validator(mode="after")
+    def _options_fit(self) -> ERPOConfig:
+        if self.old_policy == "engine" and (self.correction != "none" or self.reject_sequence_gap):
+            raise ValueError(
+                f"correction is {self.correction!r}, reject_sequence_gap {self.reject_sequence_gap:g}: both "
+                "compare the learner's old log-probs with the engine's; set old_policy to learner"
+            )
+        if self.environment_std == "running" and self.advantage != "environment":
+            raise ValueError(
+                f'environment_std is "running" and advantage {self.advantage!r}; it belongs to "environment"'
+            )
+        bad = {name: weight for name, weight in self.environment_weights.items() if not weight >= 0}
+        if bad or (self.environment_weights and not any(self.environment_weights.values())):
+            raise ValueError(f"environment_weights are {self.environment_weights}, expected some above 0")
+        return self
 
 
 class EvalConfig(Section):
@@ -368,6 +525,7 @@ class Config(Section):
     render: RenderConfig = RenderConfig()
     tokenizer: TokenizerConfig = TokenizerConfig()
     model: ModelConfig = ModelConfig()
+    lora: LoRAConfig = LoRAConfig()
     batch: BatchConfig = BatchConfig()
     mesh: MeshConfig = MeshConfig()
     sft: SFTConfig = SFTConfig()
@@ -405,6 +563,11 @@ class Config(Section):
                         "SGLang than to the embedded engine; use one of the two"
                     )
         tasks, heldout = self.synthesis.tasks_per_bundle, self.synthesis.heldout_tasks_per_bundle
+        if self.lora.rank and self.model.experts.count and {"gate", "up", "down"} & set(self.lora.targets):
+            raise ValueError(
+                "lora.targets names gate, up or down, which a model with experts does not have; use "
+                '["query", "key", "value", "output"]'
+            )
         if heldout >= tasks:
             raise ValueError(
                 f"synthesis.heldout_tasks_per_bundle ({heldout}) leaves no training task of "

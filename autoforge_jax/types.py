@@ -52,6 +52,8 @@ class SampleRequest:
     prefix_length: int = 0
     """The first so many ids are shared by every session of the same environment (system prompt and tools): a
     hint."""
+    turn: int | None = None
+    """Which turn of its episode this is, from 0; None when the caller does not count."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,8 @@ class SampleOutput:
     policy_version: int
     reason: str = ""
     """Why, when `stop` is "abort"; its ids are never used."""
+    timed_out: bool = False
+    """With "abort": a deadline passed."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +82,20 @@ class Turn:
     """One past the last sampled token."""
     stop: Literal["stop", "length", "abort"]
     tool_errors: int = 0
+    policy_version: int = 0
+    """Of the weights that sampled the action: one engine call, one version."""
+    context: int = 0
+    """Which of `Trajectory.contexts` the span lies in."""
+
+
+@dataclass(frozen=True)
+class PolicyContext:
+    """One append-only token sequence that the policy continued. Lengths are equal; log-probs are NaN where
+    the mask is False."""
+
+    token_ids: tuple[int, ...]
+    action_mask: tuple[bool, ...]
+    rollout_logprobs: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -106,8 +124,12 @@ class Trajectory:
     success: bool
     stop_reason: StopReason
     policy_version: int
+    """The oldest one that sampled a turn of it; -1 when none was sampled."""
     user_error: bool = False
     """Set by the user-error hook (MEU): excluded from mean, std, loss and denominators, never scored 0."""
+    keep_user_error: bool = False
+    """The ablation `erpo.mask_user_errors = false`: a user error is counted, and learned from all the same.
+    """
     user_error_reason: str = ""
     """Which kind, at which message, who says so and why, when `user_error` is set."""
     excluded: str = ""
@@ -125,11 +147,30 @@ class Trajectory:
     malformed_calls: int = 0
     pattern: str = ""
     difficulty: int = 0
+    earlier_contexts: tuple[PolicyContext, ...] = ()
+    """Without interleaved thinking (rollout.turn_contexts): the contexts before the last one, which is
+    `token_ids`; each ended when the user spoke again and earlier thinking was deleted."""
 
     @property
     def valid(self) -> bool:
         """True when it counts in means and losses: 1_MEU of METHOD.md §4, and no failure of ours."""
-        return not self.user_error and not self.excluded
+        return (not self.user_error or self.keep_user_error) and not self.excluded
+
+    @property
+    def contexts(self) -> tuple[PolicyContext, ...]:
+        """All token sequences of the episode, in order; `Turn.context` counts in them."""
+        last = PolicyContext(self.token_ids, self.action_mask, self.rollout_logprobs)
+        return (*self.earlier_contexts, last)
+
+    @property
+    def sampled_tokens(self) -> int:
+        """Tokens that the policy sampled, in all contexts."""
+        return sum(turn.action_end - turn.action_start for turn in self.turns)
+
+    @property
+    def overlong(self) -> bool:
+        """It ended because a turn or the whole ran out of tokens."""
+        return self.stop_reason in (StopReason.TOKEN_BUDGET, StopReason.TURN_TRUNCATED)
 
 
 @dataclass(frozen=True)
@@ -170,7 +211,10 @@ class TrainingSample:
     group: int = 0
     """Index of the group in its batch: sequence-level aggregation and metrics need it."""
     policy_version: int = 0
+    """The oldest one that sampled a token of it."""
     weight: float = 1.0
+    versions: tuple[int, ...] = ()
+    """Policy version of every sampled token, -1 elsewhere; empty in supervised samples."""
 
 
 @dataclass(frozen=True)

@@ -21,11 +21,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from envgen.runtime.env import Env, EnvRuntime, make_runtime
+from envgen.runtime.env import Env
 from envgen.runtime.grader import grader_of
 from envgen.runtime.isolation.episode import IsolatedEpisode
 from envgen.runtime.isolation.limits import WorkerLimits
 from envgen.runtime.isolation.process import Worker
+from envgen.runtime.shared import EnvRuntime, make_runtime
 from envgen.runtime.stepping import step_all
 from envgen.store import Bundle
 from envgen.synthesis.pipeline import synthesize

@@ -15,8 +15,10 @@ import jax
 
 from autoforge_jax.config import Config, parse_config
 from autoforge_jax.model.config import Qwen3Config
+from autoforge_jax.model.lora import init_adapters
 from autoforge_jax.plan.batch import batch_plan
 from autoforge_jax.plan.memory import abstract_batch, abstract_params, learner_parts
+from autoforge_jax.train.forward import adapted_forward
 from autoforge_jax.train.optimizer import make_optimizer
 from autoforge_jax.train.step import SupervisedObjective, forward_of, make_train_step
 
@@ -26,6 +28,22 @@ CASES: dict[str, tuple[dict[str, object], dict[str, object], int]] = {
     "remat": ({**BASE, "remat": True}, {"row_tokens": 512, "rows_per_microbatch": 4}, 2048),
     "deep": ({**BASE, "num_layers": 8}, {"row_tokens": 768, "rows_per_microbatch": 4}, 1024),
     "wide vocabulary": (BASE, {"row_tokens": 512, "rows_per_microbatch": 2}, 16384),
+    "experts": (
+        {**BASE, "experts": {"count": 8, "per_token": 2, "width": 192}},
+        {"row_tokens": 512, "rows_per_microbatch": 4},
+        2048,
+    ),
+    "experts, remat": (
+        {**BASE, "remat": True, "experts": {"count": 8, "per_token": 2, "width": 192}},
+        {"row_tokens": 512, "rows_per_microbatch": 4},
+        2048,
+    ),
+    "lora": ({**BASE, "remat": True}, {"row_tokens": 512, "rows_per_microbatch": 4}, 2048),
+    "lora, no remat": (
+        {**BASE, "num_layers": 6, "hidden_size": 192},
+        {"row_tokens": 384, "rows_per_microbatch": 3},
+        4096,
+    ),
     "prefixes apart": (
         BASE,
         {"row_tokens": 384, "rows_per_microbatch": 6, "prefix_tokens": 128, "prefixes_per_microbatch": 2},
@@ -39,7 +57,10 @@ def case(name: str) -> tuple[Config, Qwen3Config]:
     """Config and model of one case."""
     model, batch, vocabulary = CASES[name]
     longest = int(str(batch["row_tokens"]))
-    config = parse_config({"model": model, "batch": batch, "rollout": {"max_trajectory_tokens": longest}})
+    tree: dict[str, object] = {"model": model, "batch": batch, "rollout": {"max_trajectory_tokens": longest}}
+    if name.startswith("lora"):
+        tree["lora"] = {"rank": 8}
+    config = parse_config(tree)
     return config, Qwen3Config.from_model_config(config.model, vocabulary)
 
 
@@ -54,7 +75,11 @@ def measured(config: Config, model: Qwen3Config) -> float:
     plan = batch_plan(config)
     graphdef, params = abstract_params(model)
     optimizer = make_optimizer(config.erpo.optimizer, 10)
-    step = make_train_step(forward_of(graphdef), optimizer, SupervisedObjective())
+    forward, frozen = forward_of(graphdef), None
+    if config.lora.rank:
+        frozen, forward = params, adapted_forward(model, config.lora.scale)
+        params = jax.eval_shape(lambda: init_adapters(model, config.lora, 0))
+    step = make_train_step(forward, optimizer, SupervisedObjective(), frozen=frozen)
     memory = step.lower(params, abstract_batch(plan, plan.rows, plan.prefixes)).compile().memory_analysis()
     outputs = memory.output_size_in_bytes - memory.alias_size_in_bytes
     return float(memory.argument_size_in_bytes + memory.temp_size_in_bytes + outputs)

@@ -26,9 +26,10 @@ from pathlib import Path
 
 import orjson
 
-from envgen.runtime.env import Env, EnvRuntime, make_runtime
+from envgen.runtime.env import Env
 from envgen.runtime.grader import grader_of
 from envgen.runtime.isolation.limits import WorkerLimits
+from envgen.runtime.shared import EnvRuntime, make_runtime
 from envgen.runtime.stepping import step_all
 from envgen.store import Bundle
 from envgen.synthesis.pipeline import synthesize

@@ -16,9 +16,11 @@ import orjson
 from pydantic import BaseModel, ConfigDict
 
 from envgen.errors import BundleError
+from envgen.provenance import Provenance
 from envgen.types import (
     AgentTool,
     Certificate,
+    DomainRule,
     StateSchema,
     SynthesisReport,
     Task,
@@ -46,6 +48,11 @@ HASHED_FILES = (
 )
 USER_TOOLS = "user_tools.json"
 """The tools that only the user holds; a file of those bundles that have any."""
+RULES = "rules.json"
+"""The rules of the policy as data; likewise."""
+
+PROVENANCE = "provenance.json"
+"""Where every tool, parameter, rule and field comes from; bundles of older versions have none."""
 
 
 class HasEnvironment(Protocol):
@@ -112,6 +119,10 @@ class Bundle:
     report: SynthesisReport
     user_tools: tuple[AgentTool, ...] = ()
     """Tools that the user holds over the same state; the agent neither sees nor calls them."""
+    provenance: Provenance | None = None
+    """None in bundles made before it was kept."""
+    rules: tuple[DomainRule, ...] = ()
+    """The rules of ``policy`` as data."""
     _index: dict[str, Task] = field(init=False, repr=False, default_factory=dict[str, Task])
 
     def __post_init__(self) -> None:
@@ -174,6 +185,8 @@ def bundle_files(bundle: Bundle) -> dict[str, bytes]:
         "certificate.jsonl": _lines(bundle.certificates),
         "report.json": json_bytes(report),
         **({USER_TOOLS: json_bytes(_models(bundle.user_tools))} if bundle.user_tools else {}),
+        **({PROVENANCE: json_bytes(bundle.provenance.model_dump(mode="json"))} if bundle.provenance else {}),
+        **({RULES: json_bytes(_models(bundle.rules))} if bundle.rules else {}),
     }
 
 
@@ -245,6 +258,19 @@ def check_consistency(bundle: Bundle, where: str) -> None:
             f"{where}: {', '.join(sorted(shared))} stand among the agent's tools and the user's; a tool has "
             "one holder"
         )
+    known_rules = {rule.id for rule in bundle.rules}
+    unsaid = [rule.id for rule in bundle.rules if rule.text not in bundle.policy]
+    if unsaid or len(known_rules) < len(bundle.rules):
+        raise BundleError(
+            f"{where}: rules.json and policy.md differ in {', '.join(unsaid) or 'a rule given twice'}; every "
+            "rule has an id of its own, and its sentence stands in the policy"
+        )
+    for task in bundle.tasks:
+        if task.refused is not None and task.refused.rule not in known_rules:
+            raise BundleError(
+                f"{where}: task {task.id!r} is forbidden by {task.refused.rule!r}, which rules.json does not "
+                "have"
+            )
     for task in bundle.tasks:
         strange = {action.tool for action in task.user_actions} - {tool.name for tool in bundle.user_tools}
         if strange:

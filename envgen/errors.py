@@ -43,6 +43,9 @@ class RefusedDocument(EnvgenError):
         super().__init__(message)
         self.findings = findings
 
+    def __reduce__(self) -> tuple[type[RefusedDocument], tuple[str, tuple[LintFinding, ...]]]:
+        return type(self), (str(self), self.findings)
+
 
 class BundleError(EnvgenError):
     """A bundle on disk cannot be used as it is."""
@@ -71,6 +74,9 @@ class ToolBreach(ToolDefect):
     def __init__(self, message: str, reason: str) -> None:
         super().__init__(message)
         self.reason = reason
+
+    def __reduce__(self) -> tuple[type[ToolBreach], tuple[str, str]]:
+        return type(self), (str(self), self.reason)  # it crosses processes when a synthesis has workers
 
 
 class IsolationError(EnvgenError):

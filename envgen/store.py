@@ -13,7 +13,9 @@ On disk (DESIGN.md §4) a bundle is a folder:
     splits.json        split name -> task ids
     tasks.jsonl        one task a line
     certificate.jsonl  one certificate a line
+    provenance.json    where every tool, parameter, rule and field comes from (not in older bundles)
     user_tools.json    tools that only the user holds (only where there are any)
+    rules.json         the rules of the policy as data (only where there are any)
     report.json        what became of every tool and of every sampled task
     timing.json        seconds the synthesis took: the only file that is not hashed, and may be absent
 
@@ -38,6 +40,8 @@ from envgen.bundle import (
     FORMAT,
     FORMAT_VERSION,
     HASHED_FILES,
+    PROVENANCE,
+    RULES,
     SPLITS,
     USER_TOOLS,
     Bundle,
@@ -52,9 +56,11 @@ from envgen.bundle import (
     with_tasks,
 )
 from envgen.errors import BundleError
+from envgen.provenance import Provenance
 from envgen.types import (
     AgentTool,
     Certificate,
+    DomainRule,
     StateSchema,
     SynthesisReport,
     Task,
@@ -182,6 +188,7 @@ class _TimingFile(BaseModel):
 
 
 _TOOLS = TypeAdapter(tuple[AgentTool, ...])
+_RULES = TypeAdapter(tuple[DomainRule, ...])
 _SEMANTICS = TypeAdapter(tuple[ToolSemantics, ...])
 _SPLITS = TypeAdapter(dict[str, tuple[str, ...]])
 
@@ -210,7 +217,7 @@ def read_manifest(path: Path | str) -> Manifest:
             "use the envgen that wrote it, or make the bundle again with `envgen synth`"
         )
     manifest = _model(Manifest, data, str(where))
-    odd = sorted((set(manifest.files) - {USER_TOOLS}) ^ set(HASHED_FILES))
+    odd = sorted((set(manifest.files) - {USER_TOOLS, PROVENANCE, RULES}) ^ set(HASHED_FILES))
     if odd:
         raise BundleError(
             f"{where}: its list of files is wrong (missing or unknown: {', '.join(odd)}); {_REMAKE}"
@@ -259,6 +266,8 @@ def load_bundle(path: Path | str) -> Bundle:
         decisions=report.decisions,
         report=report.report.model_copy(update={"seconds": seconds}),
         user_tools=_list(_TOOLS, files[USER_TOOLS], at(USER_TOOLS)) if USER_TOOLS in files else (),
+        provenance=_model(Provenance, files[PROVENANCE], at(PROVENANCE)) if PROVENANCE in files else None,
+        rules=_list(_RULES, files[RULES], at(RULES)) if RULES in files else (),
     )
     check_consistency(bundle, str(folder))
     bundle.__dict__["content_hash"] = content_hash_of(manifest)

@@ -82,6 +82,8 @@ class ToolSpec(Frozen):
     """HTTP method in lower case for OpenAPI, else empty."""
     path: str = ""
     tags: tuple[str, ...] = ()
+    summary: str = ""
+    """The short line beside ``description``, where the format has both and they differ."""
     read_only: bool | None = None
     destructive: bool | None = None
     idempotent: bool | None = None
@@ -273,6 +275,10 @@ class ResultNode(Frozen):
         "code",
         "distinct",
         "children",
+        "values",
+        "all",
+        "first",
+        "tally",
     ]
     """``record``/``records``: the record(s) acted on, whole. ``view``: the record(s) with only ``children``
     shown.
@@ -282,7 +288,11 @@ class ResultNode(Frozen):
     ``code``: a text
     made from the record's key. ``distinct``: the distinct values of ``field``. ``children``: number of
     records
-    of ``collection`` below the record (with ``field`` true, if named)."""
+    of ``collection`` below the record (with ``field`` true, if named). ``values``: ``field`` of each record
+    found.
+    ``all``: ``field`` of every record of ``collection`` after the call. ``first``: ``field`` of the first
+    record found, ``value`` when there is none. ``tally``: each value of ``field`` with the number of records
+    that have it."""
     name: str = ""
     """Key in the parent object; empty at the root."""
     collection: str = ""
@@ -300,6 +310,17 @@ class Ordering(Frozen):
     values: dict[str, str]
     direction_param: str = ""
     """Parameter that takes ``asc`` or ``desc``, or empty."""
+
+
+class Delta(Frozen):
+    """A numeric field that changes by what the caller says: ``withdraw(amount)``. The amount must be more
+    than zero."""
+
+    param: str
+    field: str
+    sign: Literal[1, -1] = 1
+    message: str = ""
+    """Answer when the field would fall below zero; empty: it may."""
 
 
 class ToolSemantics(Frozen):
@@ -339,6 +360,8 @@ class ToolSemantics(Frozen):
     """Parameter -> value the document gives it when the caller does not."""
     increments: dict[str, int] = Field(default_factory=dict)
     """Numeric fields that change by a fixed amount: ``{"favoritesCount": 1}``."""
+    deltas: tuple[Delta, ...] = ()
+    """Numeric fields that change by an amount that a parameter gives."""
     from_session: dict[str, str] = Field(default_factory=dict)
     """Field of the new record -> field of the singleton ``session`` it is taken from (the author is the
     current user)."""
@@ -370,6 +393,30 @@ class AgentTool(Frozen):
     parameters: dict[str, Any]
 
 
+class DomainRule(Frozen):
+    """One rule of the domain, executable (`envgen.runtime.domain`): when it holds, these tools may not be
+    used so. Its sentence stands in ``policy.md``; what the agent has to do about it is never left to the
+    tool."""
+
+    id: str
+    """``R1``: what a refusal names."""
+    kind: Literal["field_in", "field_not_in", "no_children", "at_most"]
+    """``field_in`` / ``field_not_in``: ``field`` of the record acted on is, or is not, one of ``values``.
+    ``no_children``: no record of ``collection`` holds its key in ``field``. ``at_most``: the argument
+    ``param`` is no more than the first of ``values``."""
+    tools: tuple[str, ...] = Field(min_length=1)
+    collection: str
+    field: str
+    values: tuple[Any, ...] = ()
+    param: str = ""
+    enforced: bool = False
+    """True when the tools refuse by themselves; else only the agent keeps the rule."""
+    text: str
+    """The sentence in ``policy.md``."""
+    provenance: str
+    """Pointer into the document, or ``assumption: why``."""
+
+
 class EnvironmentDraft(Frozen):
     """What a proposer hands to the gates: schema, semantics, agent-visible tools, Python, and the account of
     every tool."""
@@ -387,6 +434,8 @@ class EnvironmentDraft(Frozen):
     decisions: tuple[ToolDecision, ...]
     user_tools: tuple[AgentTool, ...] = ()
     """Tools that the user holds and the agent does not see. Their functions are in ``source`` too."""
+    rules: tuple[DomainRule, ...] = ()
+    """The rules of ``policy`` as data, where it has any."""
 
 
 class ToolEdge(Frozen):
@@ -506,6 +555,8 @@ class AnswerSlot(Frozen):
     """``normalised``: case and white space of text and the order of an array do not count."""
     accepted: tuple[Any, ...] = Field(min_length=1)
     """Every right value; the first is the reference's."""
+    source: ArgumentSource | None = None
+    """Where the reference knows it from: gate 6."""
 
 
 class UserAction(Frozen):
@@ -538,6 +589,31 @@ class TraceConstraint(Frozen):
     limit: int = 0
 
 
+class TaskTraits(Frozen):
+    """What makes a task hard (`envgen.synthesis.difficulty`)."""
+
+    calls: int
+    """Tool calls of the reference."""
+    writes: int
+    """Of these, calls that change the state."""
+    demands: int
+    """Demands merged into the task."""
+    reasoning: int
+    """Reasoning nodes of the blueprint."""
+    distractors: int
+    """Records that the reference's look-ups show and that it has no use for."""
+    hidden: int
+    """Facts that the user must be asked for."""
+
+
+class RefusedCall(Frozen):
+    """What a task asks for although a rule forbids it: the call that would be the change."""
+
+    rule: str
+    tool: str
+    arguments: dict[str, Any]
+
+
 class Task(Frozen):
     """``D = (Q, S, S*, F)`` of METHOD.md §3, with one known-good sequence and what the user knows."""
 
@@ -555,7 +631,7 @@ class Task(Frozen):
     pattern: str
     """Shape of the demand(s), e.g. ``argmin+update``; for reports and splits."""
     difficulty: int
-    """1-based level, by reference calls and reasoning nodes."""
+    """1-based level, by reference calls and reasoning nodes (`envgen.synthesis.difficulty`)."""
     clock: str
     """ISO time the task starts at (virtual clock)."""
     seed: int
@@ -566,21 +642,30 @@ class Task(Frozen):
     """What the user can do with tools of its own."""
     consent: Literal["yes", "no"] = "yes"
     """What the user answers when asked for a go-ahead."""
+    traits: TaskTraits | None = None
+    """What makes it hard, in numbers; None for tasks made by hand or before this was counted."""
+    refused: RefusedCall | None = None
+    """Set where a rule of the domain forbids what is asked: nothing may change, and the answers record the
+    refusal."""
 
     @model_serializer(mode="wrap")
     def _as_before(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # Tasks without dual control are written as they were before there was any: same bytes, same hashes.
+        # Tasks without dual control and traits are written as before there was any: same bytes, same hashes.
         out: dict[str, Any] = handler(self)
         if not self.user_actions:
             out.pop("user_actions", None)
         if self.consent == "yes":
             out.pop("consent", None)
+        if self.traits is None:
+            out.pop("traits", None)
+        if self.refused is None:
+            out.pop("refused", None)
         return out
 
 
 GateName = Literal[
     "replay", "noop", "write_dropped", "mutants", "equivalents", "knowable", "binding", "leak", "duplicate",
-    "confirmation",
+    "confirmation", "policy",
 ]  # fmt: skip
 
 
@@ -605,6 +690,29 @@ class Certificate(Frozen):
         return bool(self.gates) and all(g.passed for g in self.gates)
 
 
+class CoverageReport(Frozen):
+    """How much of the environment the tasks cover, and how different they are (`envgen.synthesis.coverage`
+    defines every figure)."""
+
+    tasks: int
+    unique_sequences: int
+    """Different full tool sequences of the references."""
+    writing_tasks: int
+    """Tasks whose reference changes the state."""
+    unique_write_sequences: int
+    near_duplicates: int
+    tasks_per_writer: dict[str, int]
+    """Write tool -> tasks it stands in."""
+    edges_executable: int
+    edges_used: int
+    edges_unused: tuple[str, ...] = ()
+    """``source -> target.param``."""
+    edges_idle: dict[str, int] = Field(default_factory=dict)
+    """Reason -> number of graph edges nobody would go along."""
+    levels: dict[str, int] = Field(default_factory=dict)
+    """Difficulty -> number of tasks."""
+
+
 class SynthesisReport(Frozen):
     """The account of one synthesis: every tool and every sampled task is in it."""
 
@@ -617,6 +725,8 @@ class SynthesisReport(Frozen):
     dropped: dict[str, int]
     """Gate (or ``sampling``) -> number of tasks dropped there."""
     seconds: float
+    coverage: CoverageReport | None = None
+    """None in bundles made before this was measured."""
 
 
 # -------------------------------------------------------------------------------------------- conversation
@@ -720,8 +830,9 @@ class Verdict(Frozen):
 
 
 class EnvLimits(Frozen):
-    """Budgets of one episode."""
+    """Budgets of one episode. The defaults leave room for the hardest tasks: 18 calls, two questions, a
+    closing message, and as many detours again."""
 
-    max_turns: int = 16
-    max_tool_calls: int = 24
+    max_turns: int = 40
+    max_tool_calls: int = 40
     max_tool_errors: int = 6

@@ -2,6 +2,8 @@
 # Sourced by the other scripts: options, and `run`, which prints instead of running with --dry-run.
 set -euo pipefail
 
+# shellcheck disable=SC2034  # of those that source this
+HERE="$(dirname "${BASH_SOURCE[0]}")"
 DRY_RUN=0
 if [[ "${1:-}" == "--dry-run" ]]; then
   DRY_RUN=1
@@ -28,8 +30,35 @@ run() {
   fi
 }
 
-# on_workers COMMAND: the same shell line on every worker, or on WORKER (a number).
+# slices: the names of the TPU nodes, one a line: TPU_NAME, or TPU_NAME-0 ... with SLICES=N.
+slices() {
+  local index
+  if ((${SLICES:-1} == 1)); then
+    echo "$TPU_NAME"
+    return
+  fi
+  for ((index = 0; index < SLICES; index++)); do
+    echo "$TPU_NAME-$index"
+  done
+}
+
+# on_workers COMMAND: the same shell line on every worker of every slice, or on WORKER (a number) of each.
 on_workers() {
-  run gcloud compute tpus tpu-vm ssh "$TPU_NAME" --project "$PROJECT" --zone "$ZONE" \
-    --worker "${WORKER:-all}" --command "$1"
+  local node
+  for node in $(slices); do
+    run gcloud compute tpus tpu-vm ssh "$node" --project "$PROJECT" --zone "$ZONE" \
+      --worker "${WORKER:-all}" --command "$1"
+  done
+}
+
+# again COMMAND...: a shell line that runs the command, and up to RESTARTS times again when it fails. A run that
+# SIGTERM stopped has saved and ends with 0: it is not started again.
+again() {
+  if ((${RESTARTS:-0} == 0)); then
+    printf '%q ' "$@"
+    return
+  fi
+  # shellcheck disable=SC2016  # the arithmetic is for the shell that runs the line
+  printf 'n=0; until %sdo [ $((n+=1)) -gt %d ] && exit 1; sleep %d; done' \
+    "$(printf '%q ' "$@"); " "$RESTARTS" "${RESTART_WAIT_S:-10}"
 }

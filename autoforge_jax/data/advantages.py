@@ -6,9 +6,13 @@ The mean runs over the valid trajectories of group i. The standard deviation is 
 n, not n-1: eq. 4 names no correction, and a scale that jumps from n = 1 to n = 2 helps nobody) of the raw
 rewards of all valid trajectories of
 
-    kind "environment"   the environment in this batch (eq. 4, ERPO)
+    kind "environment"   the environment in this batch (eq. 4, ERPO), or with a `RunningStd` in the batches so
+                         far
     kind "group"         the group (eq. 3, GRPO)
     kind "batch"         the whole batch
+
+The mean may leave out the rollout itself (baseline "leave_one_out": R_ij - mean over k != j of R_ik, which is
+n/(n-1) times the other), so that a reward is not compared with a number that it is part of.
 
 Defined edges: a std of at most `epsilon`, or rewards that are all equal, gives advantage 0 (never a division
 by something tiny); a group with one valid rollout gives 0 for it; excluded trajectories (user error, failures
@@ -25,10 +29,12 @@ from typing import Literal
 
 import numpy as np
 
+from autoforge_jax.data.running_std import RunningStd
 from autoforge_jax.errors import TrainingError
 from autoforge_jax.types import Trajectory, TrajectoryGroup
 
 AdvantageKind = Literal["environment", "group", "batch"]
+Baseline = Literal["group_mean", "leave_one_out"]
 
 
 @dataclass(frozen=True)
@@ -70,15 +76,25 @@ class AdvantageResult:
 
 
 def compute_advantages(
-    groups: Sequence[TrajectoryGroup], kind: AdvantageKind = "environment", epsilon: float = 1e-6
+    groups: Sequence[TrajectoryGroup],
+    kind: AdvantageKind = "environment",
+    epsilon: float = 1e-6,
+    *,
+    baseline: Baseline = "group_mean",
+    running: RunningStd | None = None,
 ) -> AdvantageResult:
     """Advantages of every valid trajectory (METHOD.md §4 eq. 3/4; edge cases above).
 
-    `epsilon` is the std at or below which advantages are 0; it is never added to the denominator. Raises
-    TrainingError for a reward that is not finite, or a trajectory filed under another environment or task.
+    `epsilon` is the std at or below which advantages are 0; it is never added to the denominator. `running`
+    gives the std of kind "environment"; it is read, not updated. Raises TrainingError for a reward that is
+    not finite, or a trajectory filed under another environment or task.
     """
     if kind not in ("environment", "group", "batch"):
         raise ValueError(f"advantage kind {kind!r}; expected environment, group or batch")
+    if baseline not in ("group_mean", "leave_one_out"):
+        raise ValueError(f"baseline {baseline!r}; expected group_mean or leave_one_out")
+    if running is not None and kind != "environment":
+        raise ValueError(f"a running std belongs to kind environment, got kind {kind!r}")
     for group in groups:
         for trajectory in group.trajectories:
             _check(group, trajectory)
@@ -89,13 +105,15 @@ def compute_advantages(
     advantages: list[tuple[float | None, ...]] = []
     for group in groups:
         own = [t.reward for t in group.valid]
-        scale = _std(
-            {"environment": environment_rewards[group.environment_id], "group": own, "batch": batch_rewards}[
-                kind
-            ]
-        )
+        if running is not None:
+            scale = running.std(group.environment_id)
+        else:
+            shared = {"environment": environment_rewards[group.environment_id], "batch": batch_rewards}
+            scale = _std(own if kind == "group" else shared[kind])
         mean = float(np.mean(own)) if own else 0.0
         flat = scale <= epsilon or not group.mixed
+        if baseline == "leave_one_out" and not flat:  # mixed: at least two rewards
+            scale *= (len(own) - 1) / len(own)
         advantages.append(
             tuple(
                 None if not t.valid else 0.0 if flat else (t.reward - mean) / scale

@@ -74,6 +74,11 @@ class Batch:
     """Prefixes that lie apart; None when rows have their own copy."""
     ref_logprobs: Float[Array, "rows tokens"] | None = None
     """f32 nats under the reference policy; None unless a KL to it is used."""
+    old_logprobs: Float[Array, "rows tokens"] | None = None
+    """f32 nats under the learner's parameters before the step; None unless the loss reads them."""
+    staleness: Int[Array, "rows tokens"] | None = None
+    """i32; policy versions between the weights that sampled the token and the learner's, 0 where nothing was
+    sampled. None when the batch was packed without the learner's version: all is taken to be its own."""
 
     @property
     def used_tokens(self) -> int:
@@ -91,10 +96,15 @@ class _Row:
 
 
 def pack(
-    samples: Sequence[TrainingSample], config: BatchConfig, pad_id: int, *, observation_weight: float = 0.0
+    samples: Sequence[TrainingSample],
+    config: BatchConfig,
+    pad_id: int,
+    *,
+    observation_weight: float = 0.0,
+    version: int | None = None,
 ) -> list[Batch]:
     """Pack samples into micro-batches of numpy arrays [rows_per_microbatch, row_tokens]; no samples give no
-    batches.
+    batches. `version`: the learner's, for `Batch.staleness`.
 
     `observation_weight` > 0 also trains the body tokens the policy did not write (supervised only); the first
     token of a sequence without a prefix has no predecessor and stays untrained. Raises ConfigError when a
@@ -105,7 +115,8 @@ def pack(
         _check_sample(index, sample, config)
     rows = _plan_shared(samples, config) if config.share_prefix else _plan_separate(samples, config)
     parts = [
-        _fill(samples, part, config, pad_id, observation_weight) for part in _split(samples, rows, config)
+        _fill(samples, part, config, pad_id, observation_weight, version)
+        for part in _split(samples, rows, config)
     ]
     return parts
 
@@ -202,6 +213,7 @@ def _fill(
     config: BatchConfig,
     pad_id: int,
     observation_weight: float,
+    version: int | None,
 ) -> Batch:
     shape = (config.rows_per_microbatch, config.row_tokens)
     tokens = np.full(shape, pad_id, np.int32)
@@ -213,6 +225,7 @@ def _fill(
     weight, logprobs, advantages = (np.zeros(shape, np.float32) for _ in range(3))
     sample_ids = np.full(shape, -1, np.int32)
     loss_tokens = np.zeros(shape, np.float32)
+    staleness = np.zeros(shape, np.int32)
     for r, row in enumerate(rows):
         shared = row.prefix_length
         if shared and not ahead:
@@ -239,6 +252,8 @@ def _fill(
             advantages[r, span] = sample.advantage
             sample_ids[r, span] = index
             loss_tokens[r, span] = np.count_nonzero(weights)
+            if version is not None and sample.versions:
+                staleness[r, span] = np.where(sampled, version - np.asarray(sample.versions[shared:]), 0)
             cursor = span.stop
     fields: dict[str, Any] = {
         "tokens": tokens,
@@ -254,6 +269,8 @@ def _fill(
         "sample_loss_tokens": loss_tokens,
     }
     prefixes = _prefixes(samples, rows, config, pad_id) if config.prefixes_apart else None
+    if version is not None:
+        fields["staleness"] = staleness
     return Batch(**fields, prefixes=prefixes)
 
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from autoforge_jax.data.advantages import AdvantageResult
 from autoforge_jax.errors import LedgerError
 from autoforge_jax.rollout.ledger import check_trajectory
-from autoforge_jax.types import TrainingSample, Trajectory, TrajectoryGroup
+from autoforge_jax.types import PolicyContext, TrainingSample, Trajectory, TrajectoryGroup
 
 LOGPROB_SLACK = 1e-3
 """nats a log-prob may lie above 0: float rounding of a probability of 1, not more."""
@@ -32,14 +32,19 @@ def check_ledger(trajectory: Trajectory, *, sampled: bool = True) -> None:
             trajectory = replace(trajectory, rollout_logprobs=marks)
     check_trajectory(trajectory)
     name = f"trajectory {trajectory.task_id}#{trajectory.sample_index}"
-    if any(token < 0 for token in trajectory.token_ids):
+    for index, context in enumerate(trajectory.contexts):
+        _check_values(context, f"{name}, context {index}" if trajectory.earlier_contexts else name)
+
+
+def _check_values(context: PolicyContext, name: str) -> None:
+    if any(token < 0 for token in context.token_ids):
         raise LedgerError(
             f"{name}: a negative token id; ids come from the tokenizer and are never used as markers"
         )
-    if any(trajectory.action_mask[:1]):
+    if any(context.action_mask[:1]):
         raise LedgerError(f"{name}: the first token is marked as sampled, but nothing came before it")
     for position, (action, logprob) in enumerate(
-        zip(trajectory.action_mask, trajectory.rollout_logprobs, strict=True)
+        zip(context.action_mask, context.rollout_logprobs, strict=True)
     ):
         if action and not -math.inf < logprob <= LOGPROB_SLACK:
             raise LedgerError(
@@ -55,7 +60,11 @@ def samples_from_groups(
     drop_unmixed: bool = False,
     weight_by_group: bool = False,
 ) -> tuple[TrainingSample, ...]:
-    """One sample per valid trajectory that sampled at least one token; `group` is the index in `groups`.
+    """One sample per policy context (nearly always one per trajectory) of every valid trajectory that sampled
+    at least one token; `group` is the index in `groups`.
+
+    The contexts of one trajectory share its weight in proportion to their sampled tokens, so that it counts
+    the same in a mean over trajectories however often its context was rewritten.
 
     `drop_unmixed` leaves out groups whose valid rewards are all equal (dynamic sampling). `weight_by_group`
     gives each trajectory the weight 1/(valid trajectories of its group), the `1/Σ 1_MEU` of eq. 2; otherwise
@@ -82,25 +91,38 @@ def samples_from_groups(
             if advantage is None:
                 continue
             check_ledger(trajectory)
-            if any(trajectory.action_mask):
-                samples.append(_sample(trajectory, advantage, index, weight))
+            samples += _samples(trajectory, advantage, index, weight, weight_by_group)
     return tuple(samples)
 
 
-def _sample(trajectory: Trajectory, advantage: float, group: int, weight: float) -> TrainingSample:
-    return TrainingSample(
-        token_ids=trajectory.token_ids,
-        action_mask=trajectory.action_mask,
-        loss_mask=trajectory.action_mask,
-        rollout_logprobs=trajectory.rollout_logprobs,
-        advantage=advantage,
-        prefix_length=trajectory.prefix_length,
-        environment_id=trajectory.environment_id,
-        task_id=trajectory.task_id,
-        group=group,
-        policy_version=trajectory.policy_version,
-        weight=weight,
-    )
+def _samples(
+    trajectory: Trajectory, advantage: float, group: int, weight: float, share: bool
+) -> list[TrainingSample]:
+    contexts = trajectory.contexts
+    sampled = [sum(context.action_mask) for context in contexts]
+    versions = [[-1] * len(context.token_ids) for context in contexts]
+    for turn in trajectory.turns:
+        span = range(turn.action_start, turn.action_end)
+        versions[turn.context][turn.action_start : turn.action_end] = [turn.policy_version for _ in span]
+    return [
+        TrainingSample(
+            token_ids=context.token_ids,
+            action_mask=context.action_mask,
+            loss_mask=context.action_mask,
+            rollout_logprobs=context.rollout_logprobs,
+            advantage=advantage,
+            prefix_length=trajectory.prefix_length,
+            environment_id=trajectory.environment_id,
+            task_id=trajectory.task_id,
+            group=group,
+            policy_version=trajectory.policy_version,
+            # each token of a sequence mean weighs 1 / the tokens of its trajectory
+            weight=weight * (count / sum(sampled)) if share else weight,
+            versions=tuple(own),
+        )
+        for context, count, own in zip(contexts, sampled, versions, strict=True)
+        if count
+    ]
 
 
 def supervised_sample(trajectory: Trajectory, *, group: int = 0) -> TrainingSample:
@@ -117,6 +139,8 @@ def supervised_sample(trajectory: Trajectory, *, group: int = 0) -> TrainingSamp
             "supervised samples come from valid trajectories that reached the goal"
         )
     check_ledger(trajectory, sampled=False)
+    if trajectory.earlier_contexts:
+        raise LedgerError(f"{name} has {len(trajectory.contexts)} contexts; use supervised_samples")
     if not any(trajectory.action_mask):
         raise LedgerError(f"{name}: no action token to learn from")
     return TrainingSample(
@@ -131,3 +155,20 @@ def supervised_sample(trajectory: Trajectory, *, group: int = 0) -> TrainingSamp
         group=group,
         policy_version=trajectory.policy_version,
     )
+
+
+def supervised_samples(trajectory: Trajectory, *, group: int = 0) -> tuple[TrainingSample, ...]:
+    """`supervised_sample` of every context of a reference in which something was said."""
+    out: list[TrainingSample] = []
+    for index, context in enumerate(trajectory.contexts):
+        own = replace(
+            trajectory,
+            turns=tuple(replace(turn, context=0) for turn in trajectory.turns if turn.context == index),
+            token_ids=context.token_ids,
+            action_mask=context.action_mask,
+            rollout_logprobs=context.rollout_logprobs,
+            earlier_contexts=(),
+        )
+        if any(context.action_mask):
+            out.append(supervised_sample(own, group=group))
+    return tuple(out)

@@ -1,4 +1,4 @@
-"""Shape of a dense Qwen3 model, from our config or from a Hugging Face `config.json`. No JAX."""
+"""Shape of a dense Qwen3 or Llama model, from our config or from a Hugging Face `config.json`. No JAX."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ from typing import Any, Literal
 
 from autoforge_jax.config import ModelConfig
 from autoforge_jax.errors import WeightsError
+from autoforge_jax.model.experts import Experts
+from autoforge_jax.model.rope import RopeScaling, read_rope
 
 
 @dataclass(frozen=True)
 class Qwen3Config:
-    """Everything that decides the shapes and the arithmetic of a dense Qwen3."""
+    """Everything that decides the shapes and the arithmetic of a dense Qwen3, or of a Llama: the same decoder
+    without query and key norms (SmolLM2 is one)."""
 
     vocab_size: int
     num_layers: int = 4
@@ -34,9 +37,17 @@ class Qwen3Config:
     remat: bool = False
     """Recompute each layer in the backward pass: one layer's activations in memory at a time, about a third
     more work."""
+    remat_saves: Literal["nothing", "products"] = "nothing"
+    """See `config.ModelConfig`."""
     attention_chunk: int = 128
     """Queries per attention block at least (at most four times as many); keys after a block's last query are
     never read."""
+    architecture: Literal["qwen3", "llama"] = "qwen3"
+    rope_scaling: RopeScaling | None = None
+    attention: Literal["xla", "cudnn", "splash"] = "xla"
+    """The learner's kernel (numerics.kernels)."""
+    experts: Experts | None = None
+    """A mixture of experts instead of the dense MLP (`intermediate_size` is then unused)."""
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:
@@ -48,11 +59,25 @@ class Qwen3Config:
             raise WeightsError(f"head_dim {self.head_dim} is odd; rotary embeddings turn pairs of channels")
 
     @property
+    def qk_norm(self) -> bool:
+        """Every query and key head is normed, as in Qwen3."""
+        return self.architecture == "qwen3"
+
+    @property
     def num_parameters(self) -> int:
         """Trained numbers, embeddings included (once when tied)."""
         d, q, kv = self.hidden_size, self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        layer = 2 * d * q + 2 * d * kv + 3 * d * self.intermediate_size + 2 * d + 2 * self.head_dim
+        layer = 2 * d * q + 2 * d * kv + 2 * d + (2 * self.head_dim if self.qk_norm else 0)
+        layer += 3 * d * self.intermediate_size if self.experts is None else self.experts.layer_parameters(d)
         return (1 if self.tie_embeddings else 2) * self.vocab_size * d + self.num_layers * layer + d
+
+    @property
+    def active_layer_weights(self) -> int:
+        """Weights of one layer's matrices that a token is multiplied with: half its FLOPs forward."""
+        d, q, kv = self.hidden_size, self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        experts = self.experts
+        mlp = 3 * d * self.intermediate_size if experts is None else experts.active_parameters(d)
+        return 2 * d * q + 2 * d * kv + mlp
 
     @staticmethod
     def from_model_config(config: ModelConfig, vocab_size: int) -> Qwen3Config:
@@ -73,6 +98,9 @@ class Qwen3Config:
             max_position=config.max_position,
             dtype=config.dtype,
             remat=config.remat,
+            architecture=config.architecture,
+            remat_saves=config.remat_saves,
+            experts=_experts(config),
         )
 
     @staticmethod
@@ -80,26 +108,29 @@ class Qwen3Config:
         """Read a parsed `config.json` (transformers 4 or 5 spelling).
 
         Raises WeightsError for another architecture and for features that would change the result and are not
-        built (rope scaling, sliding windows, attention bias, another activation).
+        built (other rope scalings than `model.rope`, sliding windows, biases, another activation).
         """
         kind = tree.get("model_type")
-        if kind != "qwen3":
-            raise WeightsError(f"config.json: model_type is {kind!r}, expected 'qwen3' (dense)")
-        rope = dict(tree.get("rope_parameters") or tree.get("rope_scaling") or {})
-        rope_kind = rope.get("rope_type", rope.get("type", "default"))
+        if kind not in ("qwen3", "qwen3_moe", "llama"):
+            raise WeightsError(
+                f"config.json: model_type is {kind!r}, expected 'qwen3', 'qwen3_moe' or 'llama'"
+            )
         refused = {
-            "rope_type": (rope_kind, "default"),
             "attention_bias": (bool(tree.get("attention_bias", False)), False),
+            "mlp_bias": (bool(tree.get("mlp_bias", False)), False),
+            "rope_interleaved": (bool(tree.get("rope_interleaved", False)), False),
             "use_sliding_window": (bool(tree.get("use_sliding_window", False)), False),
             "hidden_act": (tree.get("hidden_act", "silu"), "silu"),
         }
         for name, (got, expected) in refused.items():
             if got != expected:
                 raise WeightsError(f"config.json: {name} is {got!r}, only {expected!r} is implemented")
-        theta = rope.get("rope_theta", tree.get("rope_theta", 10_000.0))
+        theta, scaling = read_rope(tree)
         stored = tree.get("dtype", tree.get("torch_dtype", "float32"))
         try:
             heads = int(tree["num_attention_heads"])
+            # what transformers takes where the file says nothing: Qwen3's is not hidden/heads
+            width = 128 if kind == "qwen3" else int(tree["hidden_size"]) // heads
             return Qwen3Config(
                 vocab_size=int(tree["vocab_size"]),
                 num_layers=int(tree["num_hidden_layers"]),
@@ -107,20 +138,44 @@ class Qwen3Config:
                 intermediate_size=int(tree["intermediate_size"]),
                 num_heads=heads,
                 num_kv_heads=int(tree.get("num_key_value_heads", heads)),
-                head_dim=int(tree.get("head_dim") or 128),  # 128 is transformers' default, not hidden/heads
-                rope_theta=float(theta),
+                head_dim=int(tree.get("head_dim") or width),
+                rope_theta=theta,
                 rms_norm_eps=float(tree.get("rms_norm_eps", 1e-6)),
                 tie_embeddings=bool(tree.get("tie_word_embeddings", False)),
-                max_position=int(tree.get("max_position_embeddings", 32_768)),
+                max_position=int(tree.get("max_position_embeddings", 32_768 if kind == "qwen3" else 2048)),
                 dtype="bfloat16" if stored == "bfloat16" else "float32",
+                architecture="llama" if kind == "llama" else "qwen3",
+                rope_scaling=scaling,
+                experts=Experts.from_hf(tree) if kind == "qwen3_moe" else None,
             )
         except KeyError as error:
             raise WeightsError(f"config.json: key {error.args[0]!r} is missing") from error
 
     def to_hf(self) -> dict[str, Any]:
         """The `config.json` tree of this model, as transformers 5 writes it and transformers 4 reads it."""
+        rope = self.rope_scaling.to_hf() if self.rope_scaling else {"rope_type": "default"}
+        own: dict[str, Any] = {
+            "mlp_bias": False,
+            "model_type": "llama",
+            "architectures": ["LlamaForCausalLM"],
+        }
+        if self.architecture == "qwen3":
+            own = {
+                "model_type": "qwen3",
+                "architectures": ["Qwen3ForCausalLM"],
+                "layer_types": ["full_attention"] * self.num_layers,
+                "sliding_window": None,
+                "use_sliding_window": False,
+            }
+        if self.experts is not None:
+            own |= {
+                "model_type": "qwen3_moe",
+                "architectures": ["Qwen3MoeForCausalLM"],
+                **self.experts.to_hf(),
+            }
+        if self.rope_scaling:  # transformers 4 and SGLang read this key
+            own["rope_scaling"] = {"rope_theta": self.rope_theta, **rope}
         return {
-            "architectures": ["Qwen3ForCausalLM"],
             "attention_bias": False,
             "attention_dropout": 0.0,
             "dtype": "float32",
@@ -129,19 +184,23 @@ class Qwen3Config:
             "hidden_size": self.hidden_size,
             "initializer_range": 0.02,
             "intermediate_size": self.intermediate_size,
-            "layer_types": ["full_attention"] * self.num_layers,
             "max_position_embeddings": self.max_position,
-            "model_type": "qwen3",
             "num_attention_heads": self.num_heads,
             "num_hidden_layers": self.num_layers,
             "num_key_value_heads": self.num_kv_heads,
             "rms_norm_eps": self.rms_norm_eps,
-            "rope_parameters": {"rope_theta": self.rope_theta, "rope_type": "default"},
+            "rope_parameters": {"rope_theta": self.rope_theta, **rope},
             "rope_theta": self.rope_theta,
-            "sliding_window": None,
             "tie_word_embeddings": self.tie_embeddings,
             "torch_dtype": "float32",
             "use_cache": True,
-            "use_sliding_window": False,
             "vocab_size": self.vocab_size,
+            **own,
         }
+
+
+def _experts(config: ModelConfig) -> Experts | None:
+    chosen = config.experts
+    if chosen.count == 0:
+        return None
+    return Experts(chosen.count, chosen.per_token, chosen.width, chosen.normalise, chosen.balance)

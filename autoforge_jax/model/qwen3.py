@@ -1,5 +1,6 @@
 """Dense Qwen3 as transformers computes it: pre-norm blocks, RMS norm on every query and key head, rotary
-positions, grouped-query attention, SwiGLU, tied or untied output.
+positions, grouped-query attention, SwiGLU or a mixture of such experts (model.moe), tied or untied output.
+With `architecture = "llama"` the same without those norms: Llama and SmolLM2.
 
 `Qwen3` holds the parameters; the arithmetic is plain functions over a tree of arrays (`Weights`), so that the
 rollout engine and the learner run the same lines. All layers live stacked on a leading axis and one
@@ -18,12 +19,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from autoforge_jax.model.config import Qwen3Config
+from autoforge_jax.model.moe import Balance, moe_mlp
 from autoforge_jax.model.prefix import SharedPrefixes
-from autoforge_jax.model.sharding import active_layout, constrain, gather_for_lookup
-from autoforge_jax.numerics.attention import PADDING_SEGMENT, PREFIX_SEGMENT, segment_attention
+from autoforge_jax.model.rope import rope_frequencies
+from autoforge_jax.model.sharding import constrain, gather_for_lookup
+from autoforge_jax.numerics.attention import PADDING_SEGMENT, PREFIX_SEGMENT
+from autoforge_jax.numerics.kernels import attend
 
 Weights = dict[str, Any]
 """``{"embedding": [V, D], "final_norm": [D], ["lm_head": [V, D],] "layers": {name: [L, ...]}}``, float32."""
@@ -54,6 +58,13 @@ def parameter_shapes(config: Qwen3Config) -> dict[str, tuple[int, ...]]:
         "layers/up": (depth, d, c.intermediate_size),
         "layers/down": (depth, c.intermediate_size, d),
     }
+    if not c.qk_norm:
+        del shapes["layers/query_norm"], shapes["layers/key_norm"]
+    if c.experts is not None:
+        for name in ("gate", "up", "down"):
+            del shapes[f"layers/{name}"]
+        inner = c.experts.layer_shapes(d)
+        shapes |= {f"layers/{name}": (depth, *shape) for name, shape in inner.items()}
     return shapes if c.tie_embeddings else {**shapes, "lm_head": (c.vocab_size, d)}
 
 
@@ -86,7 +97,7 @@ def init_arrays(config: Qwen3Config, key: Array) -> dict[str, Array]:
     }
     for (path, shape), piece in zip(matrices.items(), pieces, strict=True):
         scale = (shape[-1] if path in ("embedding", "lm_head") else shape[-2]) ** -0.5
-        if path in ("layers/output", "layers/down"):
+        if path in ("layers/output", "layers/down", "layers/expert_down"):
             scale *= config.residual_init * (2 * config.num_layers) ** -0.5
         arrays[path] = scale * piece.reshape(shape)
     return arrays
@@ -101,7 +112,7 @@ class StackedLayers(nnx.Module):
 
 
 class Qwen3(nnx.Module):
-    """A dense Qwen3. ``graphdef, params = nnx.split(model, nnx.Param)`` gives the functional form."""
+    """A dense Qwen3 or Llama. ``graphdef, params = nnx.split(model, nnx.Param)`` is the functional form."""
 
     def __init__(self, config: Qwen3Config, *, rngs: nnx.Rngs) -> None:
         self.config = config
@@ -134,6 +145,17 @@ class Qwen3(nnx.Module):
         weights = weights_of(nnx.state(self, nnx.Param))
         return forward(weights, self.config, tokens, positions, segment_ids, prefixes)
 
+    def with_balance(
+        self,
+        tokens: Int[Array, "B T"],
+        positions: Int[Array, "B T"],
+        segment_ids: Int[Array, "B T"],
+        prefixes: SharedPrefixes | None = None,
+    ) -> tuple[Float[Array, "B N D"], Balance | None]:
+        """`__call__`, and `forward_with_balance`'s second result."""
+        weights = weights_of(nnx.state(self, nnx.Param))
+        return forward_with_balance(weights, self.config, tokens, positions, segment_ids, prefixes)
+
     def unembedding(self) -> Float[Array, "V D"]:
         """The output matrix: ``logits = hidden @ unembedding().T``."""
         return unembedding(weights_of(nnx.state(self, nnx.Param)))
@@ -161,7 +183,10 @@ def rotary(
 ) -> tuple[Float[Array, "B T h"], Float[Array, "B T h"]]:
     """Cosine and sine [B, T, head_dim/2] of the angles, float32."""
     half = config.head_dim // 2
-    frequencies = config.rope_theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
+    if config.rope_scaling is None:
+        frequencies = config.rope_theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
+    else:
+        frequencies = jnp.asarray(rope_frequencies(config.head_dim, config.rope_theta, config.rope_scaling))
     angles = positions.astype(jnp.float32)[:, :, None] * frequencies[None, None, :]
     return jnp.cos(angles), jnp.sin(angles)
 
@@ -175,6 +200,15 @@ def rotate(
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
 
 
+def project(layer: Layer, name: str, h: Float[Array, "*N i"]) -> Float[Array, "*N o"]:
+    """``h @ W`` in h's type, plus the projection's adapter where it has one (model.lora)."""
+    out = h @ layer[name].astype(h.dtype)
+    if f"{name}_lora_a" not in layer:
+        return out
+    a, b = (layer[f"{name}_lora_{side}"].astype(h.dtype) for side in "ab")
+    return out + (h @ a) @ b
+
+
 def project_qkv(
     layer: Layer,
     x: Float[Array, "B T D"],
@@ -182,25 +216,42 @@ def project_qkv(
     sin: Float[Array, "B T h"],
     config: Qwen3Config,
 ) -> tuple[Float[Array, "B T H d"], Float[Array, "B T K d"], Float[Array, "B T K d"]]:
-    """Normed and turned queries and keys, and values, of one layer."""
+    """Queries and keys, turned (and normed first where the model has the norms), and values of one layer."""
     batch, length, _ = x.shape
     h = rms_norm(x, layer["input_norm"], config.rms_norm_eps)
-    q = (h @ layer["query"].astype(h.dtype)).reshape(batch, length, config.num_heads, config.head_dim)
-    k = (h @ layer["key"].astype(h.dtype)).reshape(batch, length, config.num_kv_heads, config.head_dim)
-    v = (h @ layer["value"].astype(h.dtype)).reshape(batch, length, config.num_kv_heads, config.head_dim)
-    q = rotate(rms_norm(q, layer["query_norm"], config.rms_norm_eps), cos, sin)
-    k = rotate(rms_norm(k, layer["key_norm"], config.rms_norm_eps), cos, sin)
-    return q, k, v
+    q = project(layer, "query", h).reshape(batch, length, config.num_heads, config.head_dim)
+    k = project(layer, "key", h).reshape(batch, length, config.num_kv_heads, config.head_dim)
+    v = project(layer, "value", h).reshape(batch, length, config.num_kv_heads, config.head_dim)
+    if config.qk_norm:
+        q = rms_norm(q, layer["query_norm"], config.rms_norm_eps)
+        k = rms_norm(k, layer["key_norm"], config.rms_norm_eps)
+    return rotate(q, cos, sin), rotate(k, cos, sin), v
 
 
 def finish_layer(
     layer: Layer, x: Float[Array, "B T D"], attended: Float[Array, "B T H d"], config: Qwen3Config
 ) -> Float[Array, "B T D"]:
-    """Output projection, residual, SwiGLU, residual."""
-    x = constrain(x + attended.reshape(*x.shape[:2], -1) @ layer["output"].astype(x.dtype))
+    """Output projection, residual, SwiGLU (or experts), residual."""
+    valid = jnp.ones(x.shape[:2], bool)
+    return finish_layer_with_balance(layer, x, attended, valid, config)[0]
+
+
+def finish_layer_with_balance(
+    layer: Layer,
+    x: Float[Array, "B T D"],
+    attended: Float[Array, "B T H d"],
+    valid: Bool[Array, "B T"],
+    config: Qwen3Config,
+) -> tuple[Float[Array, "B T D"], Balance | None]:
+    """`finish_layer`, and how the router spread the tokens (None without experts). Tokens that are not
+    `valid` go to no expert."""
+    x = constrain(x + project(layer, "output", attended.reshape(*x.shape[:2], -1)))
     h = rms_norm(x, layer["post_norm"], config.rms_norm_eps)
-    gated = jax.nn.silu(h @ layer["gate"].astype(h.dtype)) * (h @ layer["up"].astype(h.dtype))
-    return constrain(x + gated @ layer["down"].astype(h.dtype))
+    if config.experts is not None:
+        mixed, balance = moe_mlp(layer, h, valid, config.experts)
+        return constrain(x + mixed), balance
+    gated = jax.nn.silu(project(layer, "gate", h)) * project(layer, "up", h)
+    return constrain(x + project(layer, "down", gated)), None
 
 
 def embed(weights: Weights, tokens: Int[Array, "B T"], config: Qwen3Config) -> Float[Array, "B T D"]:
@@ -217,25 +268,49 @@ def forward(
     prefixes: SharedPrefixes | None = None,
 ) -> Float[Array, "B N D"]:
     """The whole model without the output matrix; see `Qwen3.__call__`."""
+    return forward_with_balance(weights, config, tokens, positions, segment_ids, prefixes)[0]
+
+
+def forward_with_balance(
+    weights: Weights,
+    config: Qwen3Config,
+    tokens: Int[Array, "B T"],
+    positions: Int[Array, "B T"],
+    segment_ids: Int[Array, "B T"],
+    prefixes: SharedPrefixes | None = None,
+) -> tuple[Float[Array, "B N D"], Balance | None]:
+    """`forward`, and the routers' balance per row, mean over layers (None without experts). Prefixes that lie
+    apart are not in it."""
     if prefixes is not None:
         return _forward_after(weights, config, tokens, positions, segment_ids, prefixes)
+    valid = segment_ids != PADDING_SEGMENT
     cos, sin = rotary(positions, config)
     attention = _attention(config)
 
-    def step(x: Array, layer: Layer) -> tuple[Array, None]:
+    def step(x: Array, layer: Layer) -> tuple[Array, Balance | None]:
         q, k, v = project_qkv(layer, x, cos, sin, config)
         attended = attention(q, k, v, segment_ids)
-        return finish_layer(layer, x, attended, config), None
+        return finish_layer_with_balance(layer, x, attended, valid, config)
 
-    body = jax.checkpoint(step) if config.remat else step
-    x, _ = jax.lax.scan(body, embed(weights, tokens, config), weights["layers"])
-    return rms_norm(x, weights["final_norm"], config.rms_norm_eps)
+    body = _recomputed(step, config)
+    x, balance = jax.lax.scan(body, embed(weights, tokens, config), weights["layers"])
+    return rms_norm(x, weights["final_norm"], config.rms_norm_eps), _over_layers(balance)
+
+
+def _over_layers(balance: Balance | None) -> Balance | None:
+    return jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), balance)
+
+
+def _recomputed(step: Callable[..., Any], config: Qwen3Config) -> Callable[..., Any]:
+    """A layer's step under the config's choice of what the backward pass computes again."""
+    if not config.remat:
+        return step
+    keep = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
+    return jax.checkpoint(step, policy=keep if config.remat_saves == "products" else None)
 
 
 def _attention(config: Qwen3Config) -> Callable[..., Array]:
-    # Rows on several devices are computed side by side; one after another is for the cache of one CPU.
-    by_row = False if active_layout() is not None else None
-    return partial(segment_attention, chunk=config.attention_chunk, by_row=by_row)
+    return partial(attend, kernel=config.attention, chunk=config.attention_chunk)
 
 
 def _forward_after(
@@ -245,8 +320,8 @@ def _forward_after(
     positions: Int[Array, "B T"],
     segment_ids: Int[Array, "B T"],
     prefixes: SharedPrefixes,
-) -> Float[Array, "B T+1 D"]:
-    """`forward` of rows whose prefixes are computed once, in rows of their own."""
+) -> tuple[Float[Array, "B T+1 D"], Balance | None]:
+    """`forward_with_balance` of rows whose prefixes are computed once, in rows of their own."""
     turns = rotary(positions, config)
     attention = _attention(config)
     places = jnp.broadcast_to(jnp.arange(prefixes.tokens.shape[1], dtype=jnp.int32), prefixes.tokens.shape)
@@ -260,20 +335,23 @@ def _forward_after(
     def of_rows(x: Array) -> Array:
         return jnp.einsum("be,e...->b...", chosen, x)
 
-    def step(carry: tuple[Array, Array], layer: Layer) -> tuple[tuple[Array, Array], None]:
+    valid, prefix_valid = segment_ids != PADDING_SEGMENT, prefix_segments != PADDING_SEGMENT
+
+    def step(carry: tuple[Array, Array], layer: Layer) -> tuple[tuple[Array, Array], Balance | None]:
         x, shared = carry
         q, k, v = project_qkv(layer, shared, *prefix_turns, config)
         attended = attention(q, k, v, prefix_segments)
-        shared = finish_layer(layer, shared, attended, config)
+        shared, _ = finish_layer_with_balance(layer, shared, attended, prefix_valid, config)
         q, own_k, own_v = project_qkv(layer, x, *turns, config)
         k = jnp.concatenate([of_rows(k), own_k], axis=1)
         v = jnp.concatenate([of_rows(v), own_v], axis=1)
         attended = attention(q, k, v, segment_ids, key_segments=key_segments)
-        return (finish_layer(layer, x, attended, config), shared), None
+        x, balance = finish_layer_with_balance(layer, x, attended, valid, config)
+        return (x, shared), balance
 
-    body = jax.checkpoint(step) if config.remat else step
+    body = _recomputed(step, config)
     start = embed(weights, tokens, config), embed(weights, prefixes.tokens, config)
-    (x, shared), _ = jax.lax.scan(body, start, weights["layers"])
+    (x, shared), balance = jax.lax.scan(body, start, weights["layers"])
     last = shared[jnp.arange(shared.shape[0]), jnp.maximum(prefixes.lengths - 1, 0)]
     x = jnp.concatenate([last[prefixes.row_prefix][:, None], x], axis=1)
-    return rms_norm(x, weights["final_norm"], config.rms_norm_eps)
+    return rms_norm(x, weights["final_norm"], config.rms_norm_eps), _over_layers(balance)

@@ -3,7 +3,8 @@
 Every array names its axes (`LOGICAL_AXES`); one table (`RULES`) says which mesh axes each name is split over;
 `Layout.spec` joins the two and refuses what cannot be: two axes of one array on the same mesh axis, or a
 length that its mesh axes do not divide. `data` repeats parameters, `fsdp` splits them over the devices that
-share the rows, `tensor` splits heads, the hidden layer of the MLP and the vocabulary.
+share the rows, `tensor` splits heads, the hidden layer of the MLP and the vocabulary, `expert` splits
+experts, and everything else as `fsdp` does.
 
 On one device there is no layout (`make_layout` returns None) and every function here is the identity, so the
 one-device programs are those of a library without meshes.
@@ -42,14 +43,27 @@ LOGICAL_AXES: dict[str, tuple[str | None, ...]] = {
     "layers/gate": ("layers", "embed", "mlp"),
     "layers/up": ("layers", "embed", "mlp"),
     "layers/down": ("layers", "mlp", "embed"),
+    "layers/router": ("layers", "embed", None),
+    "layers/expert_gate": ("layers", "experts", "expert_embed", "mlp"),
+    "layers/expert_up": ("layers", "experts", "expert_embed", "mlp"),
+    "layers/expert_down": ("layers", "experts", "mlp", "expert_embed"),
+}
+LOGICAL_AXES |= {
+    f"layers/{name}_lora_{side}": ("layers", *ends)
+    for name in ("query", "key", "value", "output", "gate", "up", "down")
+    for side, ends in (
+        ("a", (LOGICAL_AXES[f"layers/{name}"][1], None)),
+        ("b", (None, LOGICAL_AXES[f"layers/{name}"][2])),
+    )
 }
 """Path of the parameter -> one name per axis (None: never split). `heads` and `kv_heads` count heads ×
 head_dim, so a mesh axis on them must divide the number of heads."""
 
 RULES: dict[str, tuple[str, ...]] = {
-    "rows": ("data", "fsdp"),
+    "rows": ("data", "fsdp", "expert"),
     "vocab": ("tensor",),
-    "embed": ("fsdp",),
+    "embed": ("fsdp", "expert"),
+    "expert_embed": ("fsdp",),
     "heads": ("tensor",),
     "kv_heads": ("tensor",),
     "mlp": ("tensor",),
@@ -57,7 +71,8 @@ RULES: dict[str, tuple[str, ...]] = {
     "layers": (),
 }
 """Logical axis -> the mesh axes that it is split over. `rows` is the first axis of a batch and of
-activations; `experts` is the leading axis of expert weights, which no model here has yet."""
+activations; `experts` is the leading axis of expert weights. Outside the experts the `expert` axis is one
+more `fsdp`: rows and parameters are split over it (model.moe)."""
 
 MESH_AXES = ("data", "fsdp", "tensor", "expert")
 """Slowest to fastest over the devices, except that `tensor`, which talks most, should lie within a host."""
@@ -97,7 +112,7 @@ class Layout:
                     f"{name}: axis {axis!r} has length {length}, which mesh axes {'×'.join(mine)} = {count} "
                     "do not divide; choose another mesh"
                 )
-            parts.append(mine if count > 1 else None)
+            parts.append(tuple(n for n in mine if self.mesh.shape[n] > 1) or None)
         return PartitionSpec(*parts)
 
     def sharding(self, name: str, axes: Sequence[str | None], shape: Sequence[int]) -> NamedSharding:
@@ -248,25 +263,33 @@ def make_layout(
 
 def check_mesh(config: MeshConfig, model: Qwen3Config, rows: int) -> None:
     """What can be checked without devices; ConfigError that names the number to change."""
+    experts = model.experts
+    mlp = ("model.intermediate_size", model.intermediate_size)
     for what, length in (
         ("model.num_heads", model.num_heads),
         ("model.num_kv_heads", model.num_kv_heads),
-        ("model.intermediate_size", model.intermediate_size),
+        mlp if experts is None else ("model.experts.width", experts.width),
         ("vocabulary", model.vocab_size),
     ):
         if length % config.tensor:
             raise ConfigError(f"mesh.tensor is {config.tensor}, which does not divide {what} = {length}")
-    if model.hidden_size % config.fsdp:
+    if experts is None and config.expert > 1:
+        raise ConfigError(f"mesh.expert is {config.expert}, but this model has no experts; set it to 1")
+    if experts is not None and experts.count % config.expert:
         raise ConfigError(
-            f"mesh.fsdp is {config.fsdp}, which does not divide model.hidden_size = {model.hidden_size}"
+            f"mesh.expert is {config.expert}, which does not divide model.experts.count = {experts.count}"
         )
-    if rows % (config.data * config.fsdp):
+    also = " × mesh.expert" if config.expert > 1 else ""
+    shared = config.fsdp * config.expert
+    if model.hidden_size % shared:
         raise ConfigError(
-            f"batch.rows_per_microbatch is {rows}; mesh.data × mesh.fsdp = {config.data * config.fsdp} must "
+            f"mesh.fsdp{also} is {shared}, which does not divide model.hidden_size = {model.hidden_size}"
+        )
+    if rows % (config.data * shared):
+        raise ConfigError(
+            f"batch.rows_per_microbatch is {rows}; mesh.data × mesh.fsdp{also} = {config.data * shared} must "
             "divide it, since each of these devices takes whole rows"
         )
-    if config.expert > 1:
-        raise ConfigError(f"mesh.expert is {config.expert}, but this model has no experts; set it to 1")
 
 
 def gather_to_host(tree: Any) -> Any:

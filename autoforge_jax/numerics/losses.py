@@ -28,9 +28,15 @@ class PolicyLossConfig:
     """Static choices of the policy loss; the fields of `ERPOConfig` of the same names."""
 
     ratio: Literal["token", "sequence"] = "token"
-    """`sequence`: one ratio per trajectory, exp of the mean log-ratio over its loss tokens
-    (length-normalised).
+    """`sequence`: one ratio per trajectory, exp of the mean log-ratio over its loss tokens, or of their sum
+    without `ratio_length_normalised`.
     """
+    ratio_length_normalised: bool = True
+    old_policy: Literal["engine", "learner"] = "engine"
+    """Whose log-probs the ratio is taken against: `rollout_logprobs` or `old_logprobs`."""
+    correction: Literal["none", "token", "sequence"] = "none"
+    """Truncated importance weight old / engine on the surrogate; needs `old_policy` learner."""
+    correction_cap: float = 2.0
     clip_low: float = 0.2
     clip_high: float = 0.28
     aggregation: Literal["token_mean", "sequence_mean"] = "token_mean"
@@ -39,6 +45,7 @@ class PolicyLossConfig:
     """
     kl_coefficient: float = 0.0
     kl_target: Literal["reference", "rollout"] = "reference"
+    """`rollout`: the old policy, whoever computed it."""
 
 
 @jax.tree_util.register_dataclass
@@ -57,6 +64,10 @@ class PolicyLossInputs:
     """Loss tokens of the token's trajectory."""
     entropy: Float[Array, "rows tokens"]
     ref_logprobs: Float[Array, "rows tokens"] | None = None
+    old_logprobs: Float[Array, "rows tokens"] | None = None
+    """The learner's own before the first update of the step; constants."""
+    staleness: Int[Array, "rows tokens"] | None = None
+    """Versions between the weights that sampled the token and the learner's; None: all are 0."""
 
 
 @jax.tree_util.register_dataclass
@@ -134,9 +145,13 @@ def policy_loss(
 ) -> LossOutput:
     """Clipped surrogate, optional KL (METHOD.md §4 eq. 2), as this micro-batch's share of the step.
 
-    Token loss ``-min(r A, clip(r, 1-clip_low, 1+clip_high) A) + kl_coefficient × k3``. `denominator` is Σ
-    `token_shares` over all micro-batches of the step; 0 gives loss 0. Raises ValueError for shapes that
-    differ or a KL without its target.
+    Token loss ``-w min(r A, clip(r, 1-clip_low, 1+clip_high) A) + kl_coefficient × k3`` with w the truncated
+    importance weight of `correction_weights`, 1 without. `denominator` is Σ `token_shares` over all
+    micro-batches of the step; 0 gives loss 0. Raises ValueError for shapes that differ, or log-probs that
+    the config needs and the inputs lack.
+
+    Metrics named ``fresh/…`` speak of tokens that the learner's own version sampled (all of them, unless
+    `staleness` says otherwise): only there is a gap between engine and learner a disagreement.
     """
     require_same_shape(
         policy_logprobs=inputs.policy_logprobs,
@@ -148,17 +163,29 @@ def policy_loss(
         sample_loss_tokens=inputs.sample_loss_tokens,
         entropy=inputs.entropy,
         ref_logprobs=inputs.ref_logprobs,
+        old_logprobs=inputs.old_logprobs,
+        staleness=inputs.staleness,
     )
     mask = inputs.loss_mask
+    old = _old_logprobs(inputs, config)
     gap = _where(mask, inputs.policy_logprobs - inputs.rollout_logprobs)
-    log_ratio = _sequence_mean(gap, inputs) if config.ratio == "sequence" else gap
+    log_ratio = _where(mask, inputs.policy_logprobs - old)
+    if config.ratio == "sequence":
+        log_ratio = _over_sequence(log_ratio, inputs, config.ratio_length_normalised)
     ratio = jnp.exp(jnp.clip(log_ratio, -MAX_LOG_RATIO, MAX_LOG_RATIO))
     clipped = jnp.clip(ratio, 1.0 - config.clip_low, 1.0 + config.clip_high)
     surrogate = jnp.minimum(ratio * inputs.advantages, clipped * inputs.advantages)
-    token_loss = -surrogate
     sums: dict[str, jax.Array] = {}
+    maxima: dict[str, jax.Array] = {}
+    if config.correction != "none":
+        weights, truncated = correction_weights(inputs, config)
+        surrogate = weights * surrogate
+        sums["correction_mean"] = masked_sum(weights, mask)
+        sums["correction_truncated"] = masked_sum(truncated.astype(jnp.float32), mask)
+        maxima["correction_max"] = masked_max(weights, mask)
+    token_loss = -surrogate
     if config.kl_coefficient > 0:
-        target = inputs.rollout_logprobs if config.kl_target == "rollout" else inputs.ref_logprobs
+        target = old if config.kl_target == "rollout" else inputs.ref_logprobs
         if target is None:
             raise ValueError(
                 "kl_coefficient > 0 with kl_target 'reference' needs ref_logprobs; compute them under the "
@@ -170,6 +197,7 @@ def policy_loss(
     shares = token_shares(inputs.loss_weight, inputs.sample_loss_tokens, config.aggregation)
     loss = _share(masked_sum(shares * token_loss, mask), denominator)
     outside = clipped * inputs.advantages < ratio * inputs.advantages
+    fresh = mask if inputs.staleness is None else mask & (inputs.staleness == 0)
     sums |= {
         "tokens": jnp.sum(mask.astype(jnp.float32)),
         "surrogate": masked_sum(surrogate, mask),
@@ -179,8 +207,13 @@ def policy_loss(
         "approx_kl": masked_sum(k3_divergence(inputs.policy_logprobs, inputs.rollout_logprobs, mask), mask),
         "logprob_gap_mean": masked_sum(jnp.abs(gap), mask),
         "policy_logprob": masked_sum(inputs.policy_logprobs, mask),
+        "fresh/tokens": jnp.sum(fresh.astype(jnp.float32)),
+        "fresh/logprob_gap_mean": masked_sum(jnp.abs(gap), fresh),
     }
-    maxima = {"ratio_max": masked_max(ratio, mask), "logprob_gap_max": masked_max(jnp.abs(gap), mask)}
+    if inputs.staleness is not None:
+        sums["staleness_mean"] = masked_sum(inputs.staleness.astype(jnp.float32), mask)
+        maxima["staleness_max"] = masked_max(inputs.staleness.astype(jnp.float32), mask)
+    maxima |= {"ratio_max": masked_max(ratio, mask), "logprob_gap_max": masked_max(jnp.abs(gap), mask)}
     return LossOutput(loss=loss, metrics=_detached(MetricSums(sums=sums, maxima=maxima)))
 
 
@@ -226,16 +259,47 @@ def k3_divergence(
     return jnp.expm1(difference) - difference
 
 
-def _sequence_mean(values: jax.Array, inputs: PolicyLossInputs) -> jax.Array:
-    """Each token gets the mean of `values` over the loss tokens of its segment."""
+def correction_weights(
+    inputs: PolicyLossInputs, config: PolicyLossConfig
+) -> tuple[Float[Array, "rows tokens"], Bool[Array, "rows tokens"]]:
+    """(weights, where they were cut): min(π_old / π_engine, `correction_cap`) of every loss token, or of its
+    whole trajectory (the product of its tokens'); 1 off the mask, no gradient.
+
+    The truncated importance sampling of Yao et al. (2025, "Your efficient RL framework secretly brings you
+    off-policy RL training"): the engine samples from another distribution than the learner computes.
+    """
+    old = _old_logprobs(inputs, config)
+    log_weight = _where(inputs.loss_mask, old - inputs.rollout_logprobs)
+    if config.correction == "sequence":
+        log_weight = _over_sequence(log_weight, inputs, normalised=False)
+    weights = jnp.exp(jnp.clip(log_weight, -MAX_LOG_RATIO, MAX_LOG_RATIO))
+    cap = jnp.asarray(config.correction_cap, weights.dtype)
+    return jax.lax.stop_gradient(jnp.minimum(weights, cap)), inputs.loss_mask & (weights > cap)
+
+
+def _old_logprobs(inputs: PolicyLossInputs, config: PolicyLossConfig) -> jax.Array:
+    if config.old_policy == "engine":
+        if config.correction != "none":
+            raise ValueError('correction compares the learner with the engine; it needs old_policy "learner"')
+        return inputs.rollout_logprobs
+    if inputs.old_logprobs is None:
+        raise ValueError(
+            "old_policy 'learner' needs old_logprobs; compute them before the first update of the step"
+        )
+    return inputs.old_logprobs
+
+
+def _over_sequence(values: jax.Array, inputs: PolicyLossInputs, normalised: bool) -> jax.Array:
+    """Each token gets the mean (or the sum) of `values` over the loss tokens of its segment."""
     rows, length = values.shape
     # Segment ids go up to tokens + 1: a row of one-token samples after a one-token prefix.
     slots = length + 2
     offsets = (jnp.arange(rows, dtype=inputs.segment_ids.dtype) * slots)[:, None]
     keys = inputs.segment_ids + jnp.broadcast_to(offsets, (rows, length))
-    totals = jax.ops.segment_sum(values.reshape(-1), keys.reshape(-1), num_segments=rows * slots)
-    means = totals[keys] / jnp.maximum(inputs.sample_loss_tokens, jnp.ones((), values.dtype))
-    return _where(inputs.loss_mask, means)
+    totals = jax.ops.segment_sum(values.reshape(-1), keys.reshape(-1), num_segments=rows * slots)[keys]
+    if normalised:
+        totals = totals / jnp.maximum(inputs.sample_loss_tokens, jnp.ones((), values.dtype))
+    return _where(inputs.loss_mask, totals)
 
 
 def _where(mask: jax.Array, values: jax.Array) -> jax.Array:

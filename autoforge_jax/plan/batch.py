@@ -74,7 +74,7 @@ class Flops:
     """Floating-point operations of one step over all chips; a multiply and an add are two."""
 
     layers: float
-    """Projections of all layers, forward and backward (6 per weight and token)."""
+    """Projections of all layers, forward and backward: 6 per weight and token, 4 per frozen weight (LoRA)."""
     attention: float
     """Scores and weighted values, the causal half once, forward and backward."""
     output: float
@@ -93,21 +93,26 @@ class Flops:
         return self.model + self.recomputed
 
 
-def flops(model: Qwen3Config, plan: BatchPlan) -> Flops:
-    """FLOPs of a step of `plan`.
+def flops(model: Qwen3Config, plan: BatchPlan, adapters: int = 0) -> Flops:
+    """FLOPs of a step of `plan`. adapters: weights of all adapters over a frozen model (LoRA).
 
-    A layer's matrices have ``D (2 q + 2 kv + 3 F)`` weights; attention of a token that sees n others costs
-    ``4 q n`` in the forward pass, and a row's tokens see ``row_tokens / 2`` on average (after the prefix, if
-    that lies apart); the backward pass is twice the forward pass.
+    A layer's matrices have ``D (2 q + 2 kv + 3 F)`` weights (of experts, those that a token takes); attention
+    of a token that sees n others costs ``4 q n`` in the forward pass, and a row's tokens see
+    ``row_tokens / 2`` on average (after the prefix, if that lies apart); the backward pass is twice the
+    forward pass, and once it for a frozen matrix.
     """
-    q, kv = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
-    matrices = model.num_layers * model.hidden_size * (2 * q + 2 * kv + 3 * model.intermediate_size)
+    q = model.num_heads * model.head_dim
+    matrices = model.num_layers * model.active_layer_weights
     count = plan.updates * plan.microbatches
     tokens = plan.rows * plan.row_tokens
     linear = 2.0 * matrices * (tokens + plan.prefix_tokens) * count
+    thin = 2.0 * adapters * (tokens + plan.prefix_tokens) * count
     # A row's tokens also see one whole prefix that lies apart; a prefix sees the half of itself before it.
     seen = tokens * (plan.row_tokens / 2 + plan.prefix_width) + plan.prefix_tokens * plan.prefix_width / 2
     scores = 4.0 * q * model.num_layers * seen * count
     logits = 2.0 * model.vocab_size * model.hidden_size * plan.loss_tokens * count
-    again = scores + logits + (linear if model.remat else 0.0)
-    return Flops(layers=3 * linear, attention=3 * scores, output=3 * logits, recomputed=again)
+    again = scores + logits + (linear + thin if model.remat and model.remat_saves == "nothing" else 0.0)
+    passes = 2 if adapters else 3
+    return Flops(
+        layers=passes * linear + 3 * thin, attention=3 * scores, output=passes * logits, recomputed=again
+    )

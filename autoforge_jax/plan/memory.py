@@ -21,15 +21,18 @@ import numpy as np
 from flax import nnx
 from jax.sharding import AbstractMesh, AxisType
 
-from autoforge_jax.config import Config, MeshConfig
+from autoforge_jax.config import Config, LoRAConfig, MeshConfig
 from autoforge_jax.data.batch import Batch
 from autoforge_jax.model.config import Qwen3Config
+from autoforge_jax.model.lora import adapter_shapes, frozen_copy, init_adapters
+from autoforge_jax.model.moe import expert_sum
 from autoforge_jax.model.prefix import SharedPrefixes
 from autoforge_jax.model.qwen3 import Qwen3, parameter_shapes
 from autoforge_jax.model.sharding import MESH_AXES, Layout
 from autoforge_jax.numerics.logprobs import DEFAULT_CHUNK
 from autoforge_jax.plan.batch import BatchPlan
 from autoforge_jax.rollout.engine_rows import BLOCK, CHUNK
+from autoforge_jax.train.forward import adapted_forward
 from autoforge_jax.train.optimizer import make_optimizer
 from autoforge_jax.train.step import SupervisedObjective, TrainStep, forward_of, make_train_step
 
@@ -60,6 +63,7 @@ def local_model(model: Qwen3Config, mesh: MeshConfig) -> Qwen3Config:
         num_heads=model.num_heads // t,
         num_kv_heads=model.num_kv_heads // t,
         intermediate_size=model.intermediate_size // t,
+        experts=model.experts and replace(model.experts, width=model.experts.width // t),
     )
 
 
@@ -105,19 +109,30 @@ def abstract_batch(plan: BatchPlan, rows: int, prefixes: int) -> Batch:
     return Batch(**fields, prefixes=apart)
 
 
-def residual_bytes(model: Qwen3Config, batch: Batch) -> float:
+def residual_bytes(model: Qwen3Config, batch: Batch, lora: LoRAConfig | None = None) -> float:
     """What the forward pass of one micro-batch keeps for the backward pass, beside parameters and batch."""
     graphdef, params = abstract_params(model)
+    frozen = None
+    forward = forward_of(graphdef)
+    if lora is not None:
+        frozen = jax.eval_shape(lambda p: frozen_copy(p, model), params)
+        params = jax.eval_shape(lambda: init_adapters(model, lora, 0))
+        forward = adapted_forward(model, lora.scale)
     step: TrainStep = make_train_step(
-        forward_of(graphdef), make_optimizer(Config().erpo.optimizer, 10), SupervisedObjective()
+        forward, make_optimizer(Config().erpo.optimizer, 10), SupervisedObjective(), frozen=frozen
     )
     scale = jax.ShapeDtypeStruct((), jnp.float32)
 
-    def pulled_back(params: Any, batch: Batch, scale: jax.Array) -> Any:
-        return jax.vjp(lambda p: step.loss(p, batch, scale)[0], params)[1]
+    def pulled_back(params: Any, batch: Batch, scale: jax.Array, frozen: Any) -> Any:
+        return jax.vjp(lambda p: step.loss(p, batch, scale, frozen)[0], params)[1]
 
-    kept = jax.tree.leaves(jax.eval_shape(pulled_back, params, batch, scale))
-    known = Counter((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves((params, batch)))
+    kept = jax.tree.leaves(jax.eval_shape(pulled_back, params, batch, scale, frozen))
+    return _beside(kept, (params, batch, frozen))
+
+
+def _beside(kept: list[Any], inputs: Any) -> float:
+    """Bytes of the arrays that are not inputs (one of each shape and type for every input of it)."""
+    known = Counter((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(inputs))
     total = 0.0
     for leaf in kept:
         kind = (leaf.shape, leaf.dtype)
@@ -128,32 +143,69 @@ def residual_bytes(model: Qwen3Config, batch: Batch) -> float:
     return total
 
 
-def layer_bytes(model: Qwen3Config, batch: Batch) -> float:
+def layer_bytes(model: Qwen3Config, batch: Batch, lora: LoRAConfig | None = None) -> float:
     """What one layer needs of its forward pass when it is differentiated, recomputed or read back: the
     difference that a second layer makes."""
     plain = replace(model, remat=False)
-    one, two = (residual_bytes(replace(plain, num_layers=n), batch) for n in (1, 2))
+    one, two = (residual_bytes(replace(plain, num_layers=n), batch, lora) for n in (1, 2))
     return two - one
+
+
+def exchanged_bytes(model: Qwen3Config, tokens: int, parts: int) -> float:
+    """What a layer of experts needs more on a mesh that shares them over `parts` chips: each holds the tokens
+    of all of them, in slots for the worst case, and a part of the experts."""
+    experts = model.experts
+    if experts is None or parts == 1:
+        return 0.0
+
+    def kept(tokens: int, count: int) -> float:
+        def shape(*sizes: int, dtype: Any = model.dtype) -> Any:
+            return jax.ShapeDtypeStruct(sizes, jnp.dtype(dtype))
+
+        d, f, k = model.hidden_size, experts.width, experts.per_token
+        x, weights, chosen = shape(tokens, d), shape(tokens, k), shape(tokens, k, dtype=jnp.int32)
+        matrices = (shape(count, d, f), shape(count, d, f), shape(count, f, d))
+
+        def pulled_back(x: Any, weights: Any, chosen: Any, *matrices: Any) -> Any:
+            return jax.vjp(lambda x, w, *m: expert_sum(x, chosen, w, *m), x, weights, *matrices)[1]
+
+        left = jax.tree.leaves(jax.eval_shape(pulled_back, x, weights, chosen, *matrices))
+        return _beside(left, (x, weights, chosen, matrices))
+
+    return kept(tokens * parts, experts.count // parts) - kept(tokens, experts.count)
+
+
+def adapter_weights(model: Qwen3Config, lora: LoRAConfig) -> int:
+    """Trained numbers with `[lora]`; 0 without."""
+    return sum(math.prod(s) for s in adapter_shapes(model, lora).values()) if lora.rank else 0
 
 
 def learner_parts(config: Config, model: Qwen3Config, plan: BatchPlan) -> list[Part]:
     """Memory of the learner's update on one chip."""
     mesh = config.mesh
     layout = abstract_layout(mesh)
-    _, params = abstract_params(model)
+    lora = config.lora if config.lora.rank else None
+    _, whole = abstract_params(model)
     steps = config.erpo.optimizer.warmup_steps + 2  # the shapes of the state do not depend on it
     optimizer = make_optimizer(config.erpo.optimizer, steps)
+    params: Any = whole if lora is None else jax.eval_shape(lambda: init_adapters(model, lora, 0))
     own = bytes_on_one(params, layout)
     moments = bytes_on_one(jax.eval_shape(optimizer.init, params), layout)
-    rows = plan.rows // (mesh.data * mesh.fsdp)
     shared = layout.split("rows")
+    rows = plan.rows // shared
     prefixes = plan.prefixes // shared if plan.prefixes % shared == 0 else plan.prefixes
     batch = abstract_batch(plan, rows, prefixes)
     local = local_model(model, mesh)
     compute = np.dtype(jnp.dtype(model.dtype)).itemsize
-    kept = residual_bytes(local, batch)
+    kept = residual_bytes(local, batch, lora)
     tokens = rows * plan.row_tokens + prefixes * plan.prefix_width
-    cotangents = tokens * (model.hidden_size + local.intermediate_size) * compute
+    experts = local.experts
+    inner = local.intermediate_size if experts is None else experts.per_token * experts.width
+    cotangents = tokens * (model.hidden_size + inner) * compute
+    if lora is not None:
+        # Every adapted projection writes its own output and its adapter's before they are added, and so do
+        # their gradients.
+        cotangents = 2 * cotangents + 2 * tokens * inner * compute
     query_block = min(max(model.attention_chunk, -(-plan.row_tokens // 4)), 4 * model.attention_chunk)
     seen = plan.row_tokens + plan.prefix_width
     score_rows = 1 if config.mesh.chip == "cpu" else rows
@@ -162,34 +214,44 @@ def learner_parts(config: Config, model: Qwen3Config, plan: BatchPlan) -> list[P
     logits = 4.0 * LOGITS_COPIES * chunk * local.vocab_size
     table = 4.0 * local.vocab_size * model.hidden_size
     # Logits are differentiated before the layers are: the same memory serves both.
-    working = {
-        "working set (logits chunk)": logits,
-        "working set (one layer)": layer_bytes(local, batch) + cotangents + scores,
-    }
+    one_layer = layer_bytes(local, batch, lora) + cotangents + scores
+    one_layer += exchanged_bytes(local, rows * plan.row_tokens, mesh.expert)
+    working = {"working set (logits chunk)": logits, "working set (one layer)": one_layer}
     largest = max(working, key=lambda name: working[name])
     gathered = 0.0
-    if mesh.fsdp > 1:
+    width = compute if lora is not None else 4.0
+    if mesh.fsdp * mesh.expert > 1:
         stack = sum(math.prod(s) for n, s in parameter_shapes(local).items() if n.startswith("layers/"))
-        gathered = 4.0 * stack / model.num_layers + table + table * compute / 4
-    elif compute != 4:
+        if experts is not None:  # a chip gathers its own experts only
+            own_experts = model.num_layers * 3 * experts.count * model.hidden_size * experts.width
+            stack -= own_experts * (1 - 1 / mesh.expert)
+        gathered = width * stack / model.num_layers + table * width / 4 + table * compute / 4
+    elif compute != 4 and lora is None:
         gathered = table * compute / 4
-    return [
-        Part("parameters (f32 master)", own),
+    parts = [
+        Part(f"{'adapters' if lora else 'parameters'} (f32 master)", own),
         Part(f"optimiser ({config.erpo.optimizer.kind})", moments),
         Part("gradients (running sum)", own),
         Part("gradients (micro-batch)", own),
         Part(f"activations kept ({'remat' if model.remat else 'no remat'})", kept),
         Part(largest, working[largest]),
-        Part("gathered weights (fsdp)" if mesh.fsdp > 1 else "cast weights", gathered),
+        Part("gathered weights" if mesh.fsdp * mesh.expert > 1 else "cast weights", gathered),
     ]
+    if lora is not None:
+        frozen = bytes_on_one(jax.eval_shape(lambda p: frozen_copy(p, model), whole), layout)
+        parts.insert(0, Part(f"frozen model ({model.dtype})", frozen))
+    return parts
 
 
 def engine_parts(config: Config, model: Qwen3Config) -> list[Part]:
-    """Memory of the embedded engine on the same chip: its copy of the weights, and its key/value store.
+    """Memory of the embedded engine on the same chip (nothing when servers roll out): its copy of the
+    weights, and its key/value store.
 
     The store is not split over chips today; the weights lie as the learner's do (in several processes: over
     the chips of one process).
     """
+    if config.rollout.engine != "jax":
+        return []
     _, params = abstract_params(model)
     mesh = config.mesh
     if mesh.coordinator:

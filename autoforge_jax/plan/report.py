@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from autoforge_jax.config import Config
 from autoforge_jax.model.config import Qwen3Config
-from autoforge_jax.model.load_hf import read_hf_config
+from autoforge_jax.model.load_hf import stored_shape
 from autoforge_jax.model.sharding import check_mesh
 from autoforge_jax.plan.batch import BatchPlan, Flops, batch_plan, flops
 from autoforge_jax.plan.chips import Chip, chip_named
-from autoforge_jax.plan.memory import Part, engine_parts, learner_parts
+from autoforge_jax.plan.memory import Part, adapter_weights, engine_parts, learner_parts
 
 USABLE = 0.92
 """Part of a chip's memory that a program gets: the rest is the runtime's, and fragments."""
@@ -71,7 +71,7 @@ def model_shape(config: Config) -> tuple[Qwen3Config, str]:
     reads it), else the `[model]` section with `tokenizer.vocab_size`."""
     folder = config.model.init_from
     if folder and (Path(folder) / "config.json").is_file():
-        shape = replace(read_hf_config(Path(folder)), remat=config.model.remat)
+        shape = stored_shape(Path(folder), config.model)
         return shape, f"{folder}/config.json"
     where = "[model]" + (f" ({folder} is not here)" if folder else "")
     return Qwen3Config.from_model_config(config.model, config.tokenizer.vocab_size), where
@@ -82,25 +82,34 @@ def step_time(config: Config, model: Qwen3Config, plan: BatchPlan, work: Flops, 
 
     Memory: each micro-batch reads the parameters for the forward and the backward pass (once more with remat)
     and reads and writes two gradient arrays; each update passes over parameters, two moments and gradients,
-    twice. Links: fsdp gathers the parameters for the forward and the backward pass and scatters the
-    gradients, once per micro-batch; data adds gradients up once (both ways round a ring); tensor adds up
-    activations twice per layer in each pass.
+    twice. Links: fsdp (and expert) gathers the parameters for the forward and the backward pass and scatters
+    the gradients, once per micro-batch; expert also gathers tokens and scatters their results; data adds
+    gradients up once (both ways round a ring); tensor adds up activations twice per layer in each pass.
     """
     mesh = config.mesh
     count = plan.updates * plan.microbatches
     itemsize = 2 if model.dtype == "bfloat16" else 4
     share = model.num_parameters / mesh.tensor
-    own = share / mesh.fsdp
+    if model.experts is not None:  # a chip gathers its own experts only
+        experts = model.num_layers * model.experts.layer_parameters(model.hidden_size) / mesh.tensor
+        share -= experts * (1 - 1 / mesh.expert)
+    trained = adapter_weights(model, config.lora) / mesh.tensor or share
+    shared = mesh.fsdp * mesh.expert
+    own = trained / shared
     compute = work.hardware / (chip.peak(model.dtype) * mesh.size)
     passes = 3 if model.remat else 2
     traffic = count * (passes * share * itemsize + 4 * own * 4) + plan.updates * 2 * 4 * own * 4
     sent = 0.0
-    if mesh.fsdp > 1:
-        sent += count * (mesh.fsdp - 1) / mesh.fsdp * share * (passes * itemsize + 4)
+    tokens = (plan.rows * plan.row_tokens + plan.prefix_tokens) / (mesh.data * shared)
+    if shared > 1:
+        sent += count * (shared - 1) / shared * (share * passes * itemsize + trained * 4)
+    if mesh.expert > 1:
+        # tokens gathered and their float32 results scattered, in each pass
+        moved = (mesh.expert - 1) * tokens * model.hidden_size * (itemsize + 4)
+        sent += count * model.num_layers * (passes + 1) * moved
     if mesh.data > 1:
         sent += count * 2 * (mesh.data - 1) / mesh.data * own * 4
     if mesh.tensor > 1:
-        tokens = (plan.rows * plan.row_tokens + plan.prefix_tokens) / (mesh.data * mesh.fsdp)
         sums = 2 * model.num_layers * (passes + 1)
         sent += count * sums * 2 * (mesh.tensor - 1) / mesh.tensor * tokens * model.hidden_size * itemsize
     return StepTime(compute, traffic / chip.bandwidth, sent / chip.links)
@@ -116,7 +125,7 @@ def make_plan(config: Config, chip: str = "") -> Plan:
     )
     found = chip_named(config.mesh.chip)
     batch = batch_plan(config)
-    work = flops(model, batch)
+    work = flops(model, batch, adapter_weights(model, config.lora))
     parts = (*learner_parts(config, model, batch), *engine_parts(config, model))
     return Plan(
         config, model, shape_from, found, batch, work, parts, step_time(config, model, batch, work, found)
@@ -130,6 +139,7 @@ def plan_text(plan: Plan) -> str:
         f"model       {model.num_parameters:,} parameters from {plan.shape_from}; {model.num_layers} layers, "
         f"width {model.hidden_size}, {model.num_heads}/{model.num_kv_heads} heads, vocabulary "
         f"{model.vocab_size:,}; {model.dtype}, {'remat' if model.remat else 'no remat'}",
+        *_variant(plan),
         f"chips       {mesh.size} × {plan.chip.name} as {mesh.describe()}",
         f"peaks       {plan.chip.source}",
         "",
@@ -153,6 +163,22 @@ def plan_text(plan: Plan) -> str:
         _verdict(plan),
     ]
     return "\n".join(lines)
+
+
+def _variant(plan: Plan) -> list[str]:
+    """Lines on experts and adapters."""
+    model, lora = plan.model, plan.config.lora
+    lines: list[str] = []
+    if model.experts is not None:
+        outside = model.num_layers * model.active_layer_weights
+        lines.append(
+            f"experts     {model.experts.count} in each layer, {model.experts.per_token} per token, width "
+            f"{model.experts.width}, dropless; {outside:,} weights active per token in the layers"
+        )
+    if lora.rank:
+        count = adapter_weights(model, lora)
+        lines.append(f"adapters    {count:,} trained numbers, rank {lora.rank} on {', '.join(lora.targets)}")
+    return lines
 
 
 def _verdict(plan: Plan) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Coroutine
-from concurrent.futures import wait
+from concurrent.futures import Future, wait
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -22,13 +22,17 @@ class BackgroundLoop:
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """The coroutine's result. When the caller is interrupted (Ctrl-C), the coroutine is cancelled and may
-        clean up before the interrupt goes on."""
+    def _started(self) -> asyncio.AbstractEventLoop:
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
                 threading.Thread(target=self._loop.run_forever, name=self._name, daemon=True).start()
+            return self._loop
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """The coroutine's result. When the caller is interrupted (Ctrl-C), the coroutine is cancelled and may
+        clean up before the interrupt goes on."""
+        loop = self._started()
         finished = threading.Event()
 
         async def work() -> T:
@@ -37,7 +41,7 @@ class BackgroundLoop:
             finally:
                 finished.set()
 
-        future = asyncio.run_coroutine_threadsafe(work(), self._loop)
+        future = asyncio.run_coroutine_threadsafe(work(), loop)
         try:
             # A wait without end is not woken by a signal that another thread happened to get.
             while not wait((future,), timeout=_WAKE_S).done:
@@ -47,6 +51,10 @@ class BackgroundLoop:
             finished.wait(_CLEANUP_S)
             raise
         return future.result()
+
+    def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+        """The coroutine's result to come; cancelling the future cancels it."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._started())
 
     def close(self) -> None:
         """Stop the thread; a later call starts another."""

@@ -10,20 +10,21 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import Literal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from autoforge_jax.config import BatchConfig, ERPOConfig, RolloutConfig
 from autoforge_jax.errors import ConfigError
 from autoforge_jax.rollout.conditions import Conditions
 from autoforge_jax.rollout.curriculum import SuccessRecord
-from autoforge_jax.rollout.episode import run_episodes
-from autoforge_jax.rollout.jobs import EpisodeJob, EpisodeLimits, TaskItem, stable_hash
+from autoforge_jax.rollout.jobs import EpisodeJob, EpisodeLimits, TaskItem
+from autoforge_jax.rollout.mix import TaskSource, short_environments
 from autoforge_jax.rollout.policy import Policy
+from autoforge_jax.rollout.pool import Deadlines, RunEpisodes, run_episodes
 from autoforge_jax.rollout.render import Renderer
+from autoforge_jax.rollout.shaping import shaped
 from autoforge_jax.types import SamplingParams, Trajectory, TrajectoryGroup
+from envgen.interface import StopReason
 
 _FLOOR_SHARE = 0.25
 """Least share of mixed groups that a wave is planned with, so that one bad wave cannot ask for the whole
@@ -56,6 +57,7 @@ def collect(
     record: SuccessRecord | None = None,
     conditions: Conditions | None = None,
     on_done: Callable[[Trajectory], None] | None = None,
+    run: RunEpisodes = run_episodes,
 ) -> Collection:
     """Roll out groups of ``erpo.group_size`` for tasks drawn from ``items``.
 
@@ -63,15 +65,23 @@ def collect(
     given, of ``record``, by whose weights tasks are then drawn (it is read, not updated). Groups are rolled
     out in waves, each as large as the missing groups at the share of mixed ones seen so far, so that slots
     stay full and little is rolled out in vain. With ``batch`` no trajectory grows beyond one of its rows.
+    ``run`` runs the episodes (in this process, or spread over several).
     """
     if not items:
         raise ConfigError(
             "no training tasks to collect from; expected at least one: check the bundles' splits"
         )
-    order = task_order(items, seed, step, erpo.min_groups_per_environment, record)
-    share = erpo.sampling_budget if erpo.dynamic_sampling else 1.0
-    budget = min(len(items), math.ceil(share * erpo.tasks_per_step))
+    source = TaskSource(
+        items,
+        seed,
+        step,
+        block=erpo.min_groups_per_environment,
+        record=record,
+        weights=erpo.environment_weights,
+    )
+    budget = min(source.left, group_budget(erpo))
     sampling = SamplingParams(temperature=rollout.temperature, top_p=rollout.top_p, top_k=rollout.top_k)
+    limits = EpisodeLimits.of(rollout, batch)
     groups: list[TrajectoryGroup] = []
     waves = 0
     while len(groups) < budget:
@@ -79,73 +89,30 @@ def collect(
         if wave == 0:
             break
         waves += 1
-        chosen = [next(order) for _ in range(wave)]
-        jobs = [
-            EpisodeJob(bundle, task, sample, run_seed=seed, step=step)
-            for bundle, task in chosen
-            for sample in range(erpo.group_size)
-        ]
-        trajectories = run_episodes(
+        chosen = source.draw(
+            wave, short_environments(usable_groups(groups, erpo), erpo.min_groups_per_environment)
+        )
+        jobs = [job for item in chosen for job in group_jobs(item, erpo.group_size, seed, step)]
+        trajectories = run(
             policy,
             jobs,
             renderer,
             sampling=sampling,
-            limits=EpisodeLimits.of(rollout, batch),
+            limits=limits,
             slots=rollout.slots,
             conditions=conditions,
+            deadlines=Deadlines.of(rollout),
             on_done=on_done,
         )
-        trajectories = [rewarded(trajectory, erpo.reward) for trajectory in trajectories]
+        trajectories = [shaped(trajectory, erpo, limits) for trajectory in trajectories]
         for index, (bundle, task) in enumerate(chosen):
             own = trajectories[index * erpo.group_size : (index + 1) * erpo.group_size]
             groups.append(TrajectoryGroup(task.id, bundle.environment_id, tuple(own)))
     selected = select_groups(groups, erpo)
     metrics = collection_metrics(groups, selected)
     metrics["rollout/waves"] = float(waves)
+    metrics["rollout/budget_spent"] = float(budget_spent(groups, erpo, budget))
     return Collection(tuple(groups), tuple(selected), metrics)
-
-
-def rewarded(trajectory: Trajectory, reward: Literal["success", "partial_credit"]) -> Trajectory:
-    """The trajectory with the reward that a config names (``erpo.reward``)."""
-    if reward == "success":
-        return trajectory
-    return replace(trajectory, reward=trajectory.partial_credit)
-
-
-def task_order(
-    items: Sequence[TaskItem],
-    seed: int,
-    step: int,
-    per_environment: int = 1,
-    record: SuccessRecord | None = None,
-) -> Iterator[TaskItem]:
-    """All items once, a function of (seed, step, record): environments take turns, ``per_environment`` tasks
-    at a time.
-
-    So every environment that a step reaches has that many groups, which its standard deviation needs. Within
-    an environment the order is uniform, or with a ``record`` a weighted draw without replacement: ascending
-    -ln(u) / weight (Efraimidis and Spirakis 2006), u uniform in (0, 1) from the task's hash.
-    """
-
-    def place(environment_id: str, item: TaskItem) -> tuple[float, int]:
-        drawn = stable_hash("task", seed, step, environment_id, item[1].id)
-        if record is None:
-            return 0.0, drawn
-        return -math.log((drawn + 1) / (2**64 + 1)) / record.weight(item), drawn
-
-    by_environment: dict[str, list[TaskItem]] = {}
-    for item in items:
-        by_environment.setdefault(item[0].environment_id, []).append(item)
-    for environment_id, tasks in by_environment.items():
-        tasks.sort(key=partial(place, environment_id))
-    queue = sorted(by_environment, key=lambda name: stable_hash("environment", seed, step, name))
-    taken = dict.fromkeys(queue, 0)
-    while queue:
-        for environment_id in queue:
-            start = taken[environment_id]
-            yield from by_environment[environment_id][start : start + per_environment]
-            taken[environment_id] = start + per_environment
-        queue = [name for name in queue if taken[name] < len(by_environment[name])]
 
 
 def _wave_size(groups: Sequence[TrajectoryGroup], erpo: ERPOConfig, budget: int) -> int:
@@ -161,11 +128,34 @@ def _wave_size(groups: Sequence[TrajectoryGroup], erpo: ERPOConfig, budget: int)
     return min(left, math.ceil(missing / share))
 
 
+def group_budget(erpo: ERPOConfig) -> int:
+    """Groups that a step may roll out at most."""
+    share = erpo.sampling_budget if erpo.dynamic_sampling else 1.0
+    return math.ceil(share * erpo.tasks_per_step)
+
+
+def group_jobs(item: TaskItem, size: int, seed: int, step: int) -> list[EpisodeJob]:
+    """The rollouts of one task."""
+    bundle, task = item
+    return [EpisodeJob(bundle, task, sample, run_seed=seed, step=step) for sample in range(size)]
+
+
+def usable_groups(groups: Sequence[TrajectoryGroup], erpo: ERPOConfig) -> list[TrajectoryGroup]:
+    """Those with a signal (dynamic sampling), or with anything valid."""
+    return [group for group in groups if (group.mixed if erpo.dynamic_sampling else group.valid)]
+
+
 def select_groups(groups: Sequence[TrajectoryGroup], erpo: ERPOConfig) -> list[TrajectoryGroup]:
-    """Those to learn from: with a signal (dynamic sampling), in environments that have enough of them."""
-    usable = [group for group in groups if (group.mixed if erpo.dynamic_sampling else group.valid)]
+    """Those to learn from: usable, in environments that have enough of them."""
+    usable = usable_groups(groups, erpo)
     counts = Counter(group.environment_id for group in usable)
     return [group for group in usable if counts[group.environment_id] >= erpo.min_groups_per_environment]
+
+
+def budget_spent(groups: Sequence[TrajectoryGroup], erpo: ERPOConfig, budget: int) -> bool:
+    """True when dynamic sampling ended for want of budget, not because it had enough."""
+    short = len(select_groups(groups, erpo)) < erpo.tasks_per_step
+    return erpo.dynamic_sampling and short and len(groups) >= budget
 
 
 def collection_metrics(
@@ -198,8 +188,13 @@ def _summary(
         "trajectories": float(len(every)),
         "excluded": float(sum(bool(t.excluded) for t in every)),
         "user_errors": float(sum(t.user_error for t in every)),
-        "sampled_tokens": float(sum(sum(t.action_mask) for t in every)),
+        "sampled_tokens": float(sum(t.sampled_tokens for t in every)),
+        "overlong": float(sum(t.overlong for t in every)),
+        "timeouts": float(sum(t.stop_reason is StopReason.TIMEOUT for t in every)),
     }
+    lost = [t.sampled_tokens for t in every if t.excluded]
+    if lost:  # beside `sampled_tokens_mean`: do failures favour short episodes?
+        metrics["excluded_tokens_mean"] = sum(lost) / len(lost)
     if valid:
         metrics |= {
             "reward": sum(t.reward for t in valid) / len(valid),
@@ -208,6 +203,7 @@ def _summary(
             "turns": turns / len(valid),
             "tool_calls": calls / len(valid),
             "tokens": sum(len(t.token_ids) for t in valid) / len(valid),
+            "sampled_tokens_mean": sum(t.sampled_tokens for t in valid) / len(valid),
             "tool_error_rate": sum(t.tool_errors for t in valid) / calls if calls else 0.0,
             "malformed_rate": sum(t.malformed_calls for t in valid) / turns if turns else 0.0,
         }

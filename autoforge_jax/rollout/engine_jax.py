@@ -17,7 +17,6 @@ from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
@@ -25,6 +24,8 @@ from autoforge_jax.errors import LedgerError, PolicyError, WeightsError
 from autoforge_jax.model.cached import TILE, KVStore, decode, new_store, prefill
 from autoforge_jax.model.config import Qwen3Config
 from autoforge_jax.model.qwen3 import Qwen3, Weights, parameter_shapes, weights_of
+from autoforge_jax.model.sharding import Layout
+from autoforge_jax.rollout.engine_layout import hand_over, store_shardings
 from autoforge_jax.rollout.engine_rows import (
     BLOCK,
     CHUNK,
@@ -56,10 +57,13 @@ class JaxEngine:
         max_length: int,
         pad_id: int = 0,
         prefixes: int = 16,
+        prefix_tokens: int = 0,
+        layout: Layout | None = None,
     ) -> None:
         """slots: sessions that can live at once. max_length: tokens of a context at most, prefix and turn
         included. pad_id: what fills unused positions; it is never looked at. prefixes: shared prefixes
-        kept."""
+        kept. prefix_tokens: length of the longest one to come, where it is known: programs then do not depend
+        on which came first. layout: of several devices (rollout.engine_layout)."""
         if slots < 1 or max_length < 2 or prefixes < 0:
             raise PolicyError(
                 f"slots {slots}, max_length {max_length}, prefixes {prefixes}: too small to sample anything"
@@ -67,6 +71,7 @@ class JaxEngine:
         if not 0 <= pad_id < config.vocab_size:
             raise PolicyError(f"pad_id {pad_id} is not in the vocabulary of {config.vocab_size}")
         self._graphdef = graphdef
+        self._layout = layout
         self.config = config
         self.slots = slots
         self.max_length = max_length
@@ -81,19 +86,27 @@ class JaxEngine:
         self._prefixes: dict[tuple[int, ...], Prefix] = {}
         self._free_rows: list[int] = []
         self._free_prefix_rows: list[int] = []
-        self._prefix_width = 0
+        self._prefix_width = cache_width(prefix_tokens, DECODE_WIDTH) if prefix_tokens else 0
         self._clock = 0
         self._totals = dict.fromkeys(
             ("sampled_tokens", "prefill_tokens", "prefix_tokens", "decode_row_steps", "unshared_sessions"), 0
         )
         self._seconds = {"prefill": 0.0, "decode": 0.0, "compile": 0.0}
+        make_store = partial(new_store, config, self._scratch + 1, self._capacity)
+        place: Any = None if layout is None else store_shardings(layout, jax.eval_shape(make_store))
+        rest = None if layout is None else layout.replicated
+        self._new_store: Any = make_store if layout is None else jax.jit(make_store, out_shardings=place)
         self._prefill: Any = jax.jit(
-            partial(prefill, config=config), static_argnames=("own_width", "prefix_width"), donate_argnums=1
+            partial(prefill, config=config),
+            static_argnames=("own_width", "prefix_width"),
+            donate_argnums=1,
+            out_shardings=place,
         )
         self._decode: Any = jax.jit(
             partial(decode, config=config, block=BLOCK),
             static_argnames=("own_width", "prefix_width", "filtered"),
             donate_argnums=1,
+            out_shardings=None if layout is None else (place, rest),
         )
 
     @property
@@ -121,14 +134,14 @@ class JaxEngine:
                 f"the weights' model is {model.config}, the engine was built for {self.config}"
             )
         weights = weights_of(nnx.state(model, nnx.Param))
-        self._weights = jax.tree.map(lambda x: jnp.array(x, copy=True), weights)
+        self._weights = hand_over(self._layout, weights)
         self._version = version
         self._sessions.clear()
         self._prefixes.clear()
         self._free_rows = list(range(self.slots - 1, -1, -1))
         self._free_prefix_rows = list(range(self._scratch - 1, self.slots - 1, -1))
         if self._store is None:
-            self._store = new_store(self.config, self._scratch + 1, self._capacity)
+            self._store = self._new_store()
 
     def release(self, session_id: str) -> None:
         """Forget a session; its slot is free for another. Unknown ids are fine: a weight load forgets them

@@ -24,6 +24,8 @@ import asyncio
 import itertools
 import uuid
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 
 from autoforge_jax.config import SGLangConfig
@@ -109,6 +111,21 @@ class SGLangEngine:
                 self._contexts.extend(request.session_id, request.token_ids, output.token_ids)
         return outputs
 
+    def submit(self, request: SampleRequest) -> Future[SampleOutput]:
+        """Begin one turn, as `AsyncPolicy` has it: errors of the request at once, those of the server in the
+        future. Cancelling it aborts the request on the server."""
+        if self._fleet.published is None:
+            raise PolicyError("the engine has no weights yet; call publish(weights) first")
+        self._check([request])
+
+        async def turn() -> SampleOutput:
+            output = await self._sample_one(request)
+            if output.stop != "abort":
+                self._contexts.extend(request.session_id, request.token_ids, output.token_ids)
+            return output
+
+        return self._loop.submit(turn())
+
     def release(self, session_id: str) -> None:
         """Forget a session; unknown ones are fine. The server's cache is its own business."""
         self._contexts.release(session_id)
@@ -177,7 +194,7 @@ class SGLangEngine:
                 continue
             except ServerSlow as error:
                 self._totals["timeouts"] += 1
-                return self._aborted(str(error))
+                return replace(self._aborted(str(error)), timed_out=True)
             except ServerRefused as error:
                 self._totals["refused"] += 1
                 return self._aborted(str(error))

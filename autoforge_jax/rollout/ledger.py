@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 
 from autoforge_jax.errors import LedgerError
-from autoforge_jax.types import SampleOutput, SamplingParams, Trajectory
+from autoforge_jax.types import PolicyContext, SampleOutput, SamplingParams, Trajectory, Turn
 
 # Float32 log-softmax of a near-certain token can come out a few ulps above 0.
 _MAX_LOGPROB = 1e-4
@@ -133,20 +133,33 @@ class SessionContexts:
 
 
 def check_trajectory(trajectory: Trajectory) -> None:
-    """LedgerError unless lengths agree, turns tile the action mask, and log-probs are there exactly where
-    tokens were sampled.
+    """LedgerError unless in every context lengths agree, turns tile the action mask, and log-probs are there
+    exactly where tokens were sampled; and contexts follow each other with the same prefix.
     """
-    ids, mask, logprobs = trajectory.token_ids, trajectory.action_mask, trajectory.rollout_logprobs
     where = f"trajectory {trajectory.task_id}#{trajectory.sample_index}"
+    contexts = trajectory.contexts
+    order = [turn.context for turn in trajectory.turns]
+    if order != sorted(order) or not set(order) <= set(range(len(contexts))):
+        raise LedgerError(f"{where}: turns in contexts {order}, there are {len(contexts)}, one after another")
+    for index, context in enumerate(contexts):
+        turns = [turn for turn in trajectory.turns if turn.context == index]
+        name = f"{where}, context {index}" if len(contexts) > 1 else where
+        _check_context(context, turns, trajectory.prefix_length, name)
+        if context.token_ids[: trajectory.prefix_length] != trajectory.token_ids[: trajectory.prefix_length]:
+            raise LedgerError(f"{name}: another prefix than the last context's; it is the environment's")
+
+
+def _check_context(context: PolicyContext, turns: Sequence[Turn], prefix_length: int, where: str) -> None:
+    ids, mask, logprobs = context.token_ids, context.action_mask, context.rollout_logprobs
     if not len(ids) == len(mask) == len(logprobs):
         raise LedgerError(
             f"{where}: {len(ids)} ids, {len(mask)} mask values, {len(logprobs)} log-probs; must be equal"
         )
-    if not 0 <= trajectory.prefix_length <= len(ids):
-        raise LedgerError(f"{where}: prefix_length {trajectory.prefix_length} is outside 0..{len(ids)}")
+    if not 0 <= prefix_length <= len(ids):
+        raise LedgerError(f"{where}: prefix_length {prefix_length} is outside 0..{len(ids)}")
     spans = [False] * len(ids)
-    end = trajectory.prefix_length
-    for index, turn in enumerate(trajectory.turns):
+    end = prefix_length
+    for index, turn in enumerate(turns):
         if not end <= turn.action_start < turn.action_end <= len(ids):
             raise LedgerError(
                 f"{where}: turn {index} spans [{turn.action_start}, {turn.action_end}), after {end}"

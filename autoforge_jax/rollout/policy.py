@@ -7,6 +7,7 @@ and the shipped double `rollout.scripted.ScriptedPolicy`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Future
 from typing import Protocol, runtime_checkable
 
 from autoforge_jax.types import SampleOutput, SampleRequest
@@ -32,6 +33,16 @@ class Policy(Protocol):
 
     def release(self, session_id: str) -> None:
         """Forget a session (its cache); unknown sessions are fine."""
+        ...
+
+
+@runtime_checkable
+class AsyncPolicy(Policy, Protocol):
+    """A policy that also takes turns one by one and answers each when it is done."""
+
+    def submit(self, request: SampleRequest) -> Future[SampleOutput]:
+        """Begin one turn. Errors as `sample`'s, at once or in the future; cancelling the future aborts the
+        turn. A session has one turn at a time."""
         ...
 
 

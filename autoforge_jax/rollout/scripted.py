@@ -68,7 +68,7 @@ class ScriptedPolicy:
         self._contexts.check(request.session_id, request.token_ids)
         length = len(request.token_ids)
         lengths = [n for n in self._lengths.get(request.session_id, ()) if n < length]
-        turn = len(lengths)
+        turn = len(lengths) if request.turn is None else request.turn
         ids = self._ids(request, turn)
         stops = request.params.stop_token_ids
         cut = next((i + 1 for i, token in enumerate(ids) if token in stops), len(ids))

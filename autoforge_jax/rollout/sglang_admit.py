@@ -12,7 +12,7 @@ from autoforge_jax.rollout.sglang_http import ModelInfo, SGLangServer
 
 _COMPARED = (
     "vocab_size", "num_layers", "hidden_size", "intermediate_size", "num_heads", "num_kv_heads", "head_dim",
-    "rope_theta", "rms_norm_eps", "tie_embeddings",
+    "rope_theta", "rms_norm_eps", "tie_embeddings", "architecture", "rope_scaling",
 )  # fmt: skip
 
 

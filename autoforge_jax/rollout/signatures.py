@@ -140,6 +140,11 @@ def json_tool(tool: AgentTool) -> str:
     return spaced_json({"type": "function", "function": tool.model_dump()})
 
 
+def indented_tool(tool: AgentTool) -> str:
+    """One tool as Llama 3's template writes it: `json_tool`'s object over many lines, four spaces deep."""
+    return json.dumps({"type": "function", "function": tool.model_dump()}, ensure_ascii=False, indent=4)
+
+
 def spaced_json(value: Any) -> str:
     """JSON with ``": "`` and ``", "``, as transformers' ``tojson`` filter writes it."""
     return json.dumps(value, ensure_ascii=False)

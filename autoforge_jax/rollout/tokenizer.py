@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
@@ -43,6 +44,22 @@ SPECIAL_TOKENS = (
 )
 """In id order for tokenizers trained here: `<|endoftext|>` (padding) is 0."""
 
+
+@dataclass(frozen=True)
+class TokenRoles:
+    """The special tokens that a chat format is written with (rollout.formats)."""
+
+    structure: tuple[str, ...]
+    """Everything that it writes or reads as one id; in id order for tokenizers trained here."""
+    ends: tuple[str, ...]
+    """What ends a sampled turn; the first is what references end with."""
+    pad: str
+    """What fills unused positions. Masks never come from its value."""
+
+
+CHATML_ROLES = TokenRoles(SPECIAL_TOKENS, ends=(IM_END, END_OF_TEXT), pad=END_OF_TEXT)
+"""Qwen3's, and those of models trained here."""
+
 # Leftmost alternative wins; every character is matched by one of them, so the split loses nothing.
 _PRE_TOKENS = "|".join(
     (
@@ -64,24 +81,38 @@ _PRE_TOKENS = "|".join(
         r"\s",
     )
 )
-_SPECIAL = re.compile("(" + "|".join(re.escape(token) for token in SPECIAL_TOKENS) + ")")
-
 CHAT_TEMPLATE = (Path(__file__).parent / "chat_template.j2").read_text(encoding="utf-8")
-"""Qwen3's layout with thinking kept in every turn; renders what `rollout.render.Renderer` renders."""
+"""Qwen3's layout with thinking kept in every turn; renders what the format `compact` renders."""
+
+
+SOURCE_FILES = (
+    "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json", "added_tokens.json",
+)  # fmt: skip
+"""What stands beside a pretrained model's tokenizer.json and is kept as it is."""
 
 
 class PolicyTokenizer:
-    """A tokenizer.json with the project's special tokens as single ids."""
+    """A tokenizer.json with the special tokens of a chat format as single ids."""
 
-    def __init__(self, marked: Tokenizer) -> None:
-        """``marked``: the tokenizer as it is on disk. ConfigError when a special token is missing from it."""
-        ids = {token: marked.token_to_id(token) for token in SPECIAL_TOKENS}
+    def __init__(
+        self,
+        marked: Tokenizer,
+        roles: TokenRoles = CHATML_ROLES,
+        source_files: Mapping[str, bytes] | None = None,
+    ) -> None:
+        """``marked``: the tokenizer as it is on disk. source_files: what `save` writes beside it instead of a
+        configuration of our own. ConfigError when a special token is missing from it.
+        """
+        ids = {token: marked.token_to_id(token) for token in roles.structure}
         missing = [token for token, index in ids.items() if index is None]
         if missing:
             raise ConfigError(
-                f"the tokenizer lacks the special tokens {missing}; add them, or train one: train_tokenizer"
+                f"the tokenizer lacks the special tokens {missing}; set render.format to the format of its "
+                "family, add them, or train one: train_tokenizer"
             )
+        self.roles = roles
         self._marked = marked
+        self._source_files = dict(source_files or {})
         # A second object without added tokens is the only way to read "<|im_end|>" as text for every kind of
         # added token: `encode_special_tokens` covers those flagged special only, and Qwen's <tool_call> is
         # not.
@@ -92,6 +123,10 @@ class PolicyTokenizer:
         self._ids = {token: index for token, index in ids.items() if index is not None}
         self.special_tokens: Mapping[int, str] = {index: token for token, index in self._ids.items()}
         """Id -> special token."""
+        added = {index: str(token) for index, token in marked.get_added_tokens_decoder().items()}
+        # A family has more added tokens than its format uses; a policy may sample them, and they are spelled.
+        self._spelled: Mapping[int, str] = {**added, **self.special_tokens}
+        self._split = re.compile("(" + "|".join(re.escape(token) for token in roles.structure) + ")")
         # Siblings of a group repeat openings, results and calls: most texts are read and written many times.
         self.encode_text = lru_cache(maxsize=32_768)(self._encode_text)
         self.decode_text = lru_cache(maxsize=32_768)(self._decode_text)
@@ -103,16 +138,16 @@ class PolicyTokenizer:
 
     @property
     def pad_id(self) -> int:
-        """`<|endoftext|>`. Masks never come from its value."""
-        return self._ids[END_OF_TEXT]
+        """Id of `roles.pad`. Masks never come from its value."""
+        return self._ids[self.roles.pad]
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
-        """Ids that end a turn: `<|im_end|>`, `<|endoftext|>`."""
-        return (self._ids[IM_END], self._ids[END_OF_TEXT])
+        """Ids that end a turn: `<|im_end|>`, `<|endoftext|>` in ChatML."""
+        return tuple(self._ids[token] for token in self.roles.ends)
 
     def special_id(self, token: str) -> int:
-        """Id of one of `SPECIAL_TOKENS`."""
+        """Id of one of `roles.structure`."""
         return self._ids[token]
 
     def _encode_text(self, text: str) -> tuple[int, ...]:
@@ -124,13 +159,13 @@ class PolicyTokenizer:
         template wrote.
         """
         ids: list[int] = []
-        for part in _SPECIAL.split(text):
+        for part in self._split.split(text):
             ids.extend((self._ids[part],) if part in self._ids else self.encode_text(part))
         return tuple(ids)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text with special tokens spelled out; bytes that are no UTF-8 become U+FFFD."""
-        special = self.special_tokens
+        special = self._spelled
         parts: list[str] = []
         start = 0
         for index, token_id in enumerate(ids):
@@ -144,24 +179,31 @@ class PolicyTokenizer:
         return self._plain.decode(ids, skip_special_tokens=False)
 
     def save(self, folder: Path) -> None:
-        """Write tokenizer.json and tokenizer_config.json; transformers' AutoTokenizer opens them."""
+        """Write tokenizer.json and tokenizer_config.json (of a pretrained model: its own files, chat template
+        included); transformers' AutoTokenizer opens them.
+        """
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "tokenizer.json").write_text(self._marked.to_str(pretty=True), encoding="utf-8")
+        if self._source_files:
+            for name, content in self._source_files.items():
+                (folder / name).write_bytes(content)
+            return
         tree = {
             "tokenizer_class": "PreTrainedTokenizerFast",
-            "eos_token": IM_END,
-            "pad_token": END_OF_TEXT,
+            "eos_token": self.roles.ends[0],
+            "pad_token": self.roles.pad,
             "bos_token": None,
             "unk_token": None,
             "clean_up_tokenization_spaces": False,
             "model_max_length": 1_000_000,
-            "chat_template": CHAT_TEMPLATE,
         }
+        if self.roles == CHATML_ROLES:
+            tree["chat_template"] = CHAT_TEMPLATE
         (folder / "tokenizer_config.json").write_text(json.dumps(tree, indent=2) + "\n", encoding="utf-8")
 
     @classmethod
-    def load(cls, folder: Path) -> PolicyTokenizer:
-        """Open ``folder/tokenizer.json``. ConfigError when it is missing or broken."""
+    def load(cls, folder: Path, roles: TokenRoles = CHATML_ROLES) -> PolicyTokenizer:
+        """Open ``folder/tokenizer.json``. ConfigError when it is missing, broken, or lacks special tokens."""
         path = folder / "tokenizer.json"
         if not path.is_file():
             raise ConfigError(
@@ -172,21 +214,28 @@ class PolicyTokenizer:
             marked = Tokenizer.from_str(text)
         except Exception as error:  # the library raises bare Exception for a bad file: this is its boundary
             raise ConfigError(f"{path} is not a tokenizer: {error}") from error
-        return cls(marked)
+        beside = {name: (folder / name).read_bytes() for name in SOURCE_FILES if (folder / name).is_file()}
+        try:
+            return cls(marked, roles, beside)
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error}") from error
 
 
-def _chunks(texts: Iterable[str]) -> Iterator[list[str]]:
+def _chunks(texts: Iterable[str], roles: TokenRoles) -> Iterator[list[str]]:
+    special = re.compile("(" + "|".join(re.escape(token) for token in roles.structure) + ")")
     for text in texts:
-        yield [part for part in _SPECIAL.split(text) if part and not _SPECIAL.fullmatch(part)]
+        yield [part for part in special.split(text) if part and not special.fullmatch(part)]
 
 
-def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PolicyTokenizer:
+def train_tokenizer(
+    texts: Iterable[str], vocab_size: int, roles: TokenRoles = CHATML_ROLES
+) -> PolicyTokenizer:
     """Learn byte-level BPE merges on rendered transcripts. Deterministic; lossless for any string.
 
-    ``vocab_size`` counts the 9 special tokens and 256 bytes; fewer ids come out when the texts have fewer
-    merges to learn.
+    ``vocab_size`` counts the special tokens (9 in ChatML) and 256 bytes; fewer ids come out when the texts
+    have fewer merges to learn.
     """
-    floor = len(SPECIAL_TOKENS) + 256
+    floor = len(roles.structure) + 256
     if vocab_size < floor:
         raise ConfigError(f"vocab_size is {vocab_size}, expected at least {floor} (special tokens and bytes)")
     tokenizer = Tokenizer(models.BPE())
@@ -200,10 +249,10 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PolicyTokenizer:
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
         min_frequency=2,
-        special_tokens=[AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS],
+        special_tokens=[AddedToken(token, special=True, normalized=False) for token in roles.structure],
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
     # The library does not cut training text at special tokens, so it is cut here: no merge may span one.
-    tokenizer.train_from_iterator(_chunks(texts), trainer)
-    return PolicyTokenizer(tokenizer)
+    tokenizer.train_from_iterator(_chunks(texts, roles), trainer)
+    return PolicyTokenizer(tokenizer, roles)

@@ -7,31 +7,46 @@ of weights.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import jax
 from flax import nnx
+from jax.sharding import SingleDeviceSharding
 
-from autoforge_jax.errors import TrainingError
+from autoforge_jax.data.batch import Batch
+from autoforge_jax.errors import CheckpointError, TrainingError
 from autoforge_jax.model.config import Qwen3Config
+from autoforge_jax.model.lora import frozen_copy, init_adapters, merge
 from autoforge_jax.model.qwen3 import Qwen3
 from autoforge_jax.model.retrieval_init import retrieval_weights
 from autoforge_jax.model.sharding import Layout, gather_to_host, make_layout
+from autoforge_jax.numerics.kernels import choose_kernel
+from autoforge_jax.plan.chips import chip_named
 from autoforge_jax.rollout.conditions import Conditions
 from autoforge_jax.rollout.engine_jax import JaxEngine
+from autoforge_jax.rollout.engine_layout import engine_layout
 from autoforge_jax.rollout.policy import Engine
 from autoforge_jax.rollout.render import Renderer
 from autoforge_jax.train.checkpoint import CheckpointMeta, CheckpointStore
+from autoforge_jax.train.crew import Crew
 from autoforge_jax.train.disk_sync import DiskSync
+from autoforge_jax.train.forward import Adapted, Forward, adapted_forward
+from autoforge_jax.train.instruments import StepTrace, compile_clock, device_memory_gb
 from autoforge_jax.train.optimizer import make_optimizer
+from autoforge_jax.train.phase_synthesis import Environments
 from autoforge_jax.train.rundir import RunDir
 from autoforge_jax.train.state import Params, TrainState, init_state
-from autoforge_jax.train.step import Forward, forward_of
-from autoforge_jax.train.weight_sync import SyncReport, sync_weights
+from autoforge_jax.train.step import forward_of
+from autoforge_jax.train.throughput import Meter
+from autoforge_jax.train.together import batches_digest, shared_episodes
+from autoforge_jax.train.weight_sync import SyncReport, leaf_checksums, sync_weights, total_checksum
 
+FROZEN = "frozen_checksum"
+"""Key in a checkpoint's `extra`: which model its adapters belong to."""
 MIN_COMPILE_S = 0.5
 """Programs that compile faster are not worth a file in the compile cache."""
 
@@ -69,12 +84,19 @@ def abstract_graph(config: Qwen3Config) -> nnx.GraphDef[Qwen3]:
 class Assembly:
     """Model, engine and checkpoint stores of one run, made once and used by all its phases."""
 
-    def __init__(self, run: RunDir, renderer: Renderer, bundle_hashes: dict[str, str]) -> None:
+    def __init__(
+        self, run: RunDir, renderer: Renderer, environments: Environments, crew: Crew | None = None
+    ) -> None:
         config = run.config
         self.conditions = Conditions.of(config)
         use_compile_cache(config.run.compile_cache)
         self.run, self.config, self.renderer = run, config, renderer
-        self._bundle_hashes = bundle_hashes
+        self._clock = compile_clock()
+        self.crew = crew or Crew()
+        self.run_episodes = shared_episodes(self.crew, by_all=config.rollout.engine == "jax")
+        """`rollout.episode.run_episodes`, by all processes together."""
+        self._stores: dict[str, CheckpointStore] = {}
+        self._bundle_hashes = environments.hashes
         self.model_config, self._loaded = self._model()
         self.layout = make_layout(config.mesh, self.model_config, config.batch.rows_per_microbatch)
         retrieval = config.model.init == "retrieval" and self._loaded is None
@@ -93,14 +115,20 @@ class Assembly:
             nnx.replace_by_pure_dict(self._fresh, started)
         if self.layout is not None and (retrieval or self._loaded is not None):
             self._fresh = self.layout.place(self._fresh, self.layout.of_state(self._fresh))
+        self.frozen: Params | None = None
+        """With `[lora]`: the model, in the compute type; what is trained, saved and handed around as "params"
+        are then its adapters."""
         self.forward: Forward = forward_of(self.graphdef)
+        if config.lora.rank:
+            self._freeze()
         self.engine: Engine
         self._hand_over: Callable[[Params, int], SyncReport]
         self._disk_sync: DiskSync | None = None
         self.last_sync: SyncReport | None = None
         """The newest hand-over."""
         if config.rollout.engine == "sglang":
-            self._disk_sync = DiskSync(run, renderer.tokenizer, self.model_config, self.initial_params())
+            initial = self.whole(self.initial_params())
+            self._disk_sync = DiskSync(run, renderer.tokenizer, self.model_config, initial)
             self.engine, self._hand_over = self._disk_sync.engine, self._disk_sync.push
         else:
             engine = JaxEngine(
@@ -109,6 +137,8 @@ class Assembly:
                 slots=config.rollout.slots,
                 max_length=config.rollout.max_trajectory_tokens,
                 pad_id=renderer.tokenizer.pad_id,
+                layout=engine_layout(self.layout),
+                prefix_tokens=max((len(renderer.prefix(b)) for b in environments.all), default=0),
             )
             self.engine = engine
             self._hand_over = lambda params, version: sync_weights(params, version, engine)
@@ -122,20 +152,53 @@ class Assembly:
         vocabulary = self.renderer.tokenizer.vocab_size
         folder = self.config.model.init_from
         if not folder:
-            return Qwen3Config.from_model_config(self.config.model, vocabulary), None
-        from autoforge_jax.model.load_hf import load_hf, read_hf_config
+            return self._with_kernel(Qwen3Config.from_model_config(self.config.model, vocabulary)), None
+        from autoforge_jax.model.load_hf import load_hf, stored_shape
 
-        shape = replace(read_hf_config(Path(folder)), remat=self.config.model.remat)
+        shape = stored_shape(Path(folder), self.config.model)
         if shape.vocab_size < vocabulary:
             raise TrainingError(
                 f"{folder}: {shape.vocab_size} embeddings for a tokenizer with {vocabulary} ids"
             )
-        return shape, load_hf(Path(folder), shape)
+        shape = self._with_kernel(shape)
+        layout = make_layout(self.config.mesh, shape, self.config.batch.rows_per_microbatch)
+        return shape, load_hf(Path(folder), shape, layout)
+
+    def _with_kernel(self, shape: Qwen3Config) -> Qwen3Config:
+        kernel = choose_kernel(
+            self.config.model.attention,
+            platform=jax.default_backend(),
+            dtype=shape.dtype,
+            head_dim=shape.head_dim,
+            row_tokens=self.config.batch.row_tokens,
+            shared_prefixes=self.config.batch.share_prefix,
+        )
+        return replace(shape, attention=kernel)
 
     # ------------------------------------------------------------------------------------------ parameters
+    def _freeze(self) -> None:
+        """The model becomes `frozen`, fresh adapters become the parameters."""
+        lora, seed = self.config.lora, self.config.run.seed
+        frozen = jax.jit(lambda params: frozen_copy(params, self.model_config))(self._fresh)
+
+        def draw() -> Params:
+            return init_adapters(self.model_config, lora, seed)
+
+        places = None if self.layout is None else self.layout.of_state(jax.eval_shape(draw))
+        self.frozen, self._fresh = frozen, jax.jit(draw, out_shardings=places)()
+        self.forward = adapted_forward(self.model_config, lora.scale)
+
     def initial_params(self) -> Params:
         """The parameters before any training: from `model.init_from`, or drawn with `run.seed`."""
         return self._fresh
+
+    def whole(self, params: Params) -> Params:
+        """The model of these parameters: themselves, or the frozen model with the adapters merged in."""
+        return params if self.frozen is None else merge(self.frozen, params, self.config.lora.scale)
+
+    def for_forward(self, params: Params) -> Params:
+        """What `forward` takes."""
+        return params if self.frozen is None else Adapted(self.frozen, params)
 
     def fresh_state(self, phase: str, params: Params | None = None) -> TrainState:
         """Step 0 of `sft` or `erpo` from `params` (the initial ones when not given)."""
@@ -143,54 +206,131 @@ class Assembly:
         return init_state(self.initial_params() if params is None else params, optimizer, self.layout)
 
     def sync(self, params: Params, version: int) -> SyncReport:
-        """Hand parameters to the engine and prove that they arrived. With several processes each has an
-        engine of its own with the whole model."""
-        if jax.process_count() > 1:
-            params = jax.tree.map(jax.numpy.asarray, gather_to_host(params))
-        self.last_sync = self._hand_over(params, version)
+        """Hand parameters to the engine and prove that they arrived.
+
+        With several processes each has an embedded engine of its own with the whole model, and all of them
+        must hold the same weights; servers are handed theirs by the first process.
+        """
+        params = self.whole(params)
+        if self.crew.count == 1:
+            self.last_sync = self._hand_over(params, version)
+            return self.last_sync
+        whole = jax.tree.map(jax.numpy.asarray, gather_to_host(params))
+        if self._disk_sync is None:
+            self.last_sync = self._hand_over(whole, version)
+            self.crew.agree(f"weights of version {version}", f"{self.last_sync.checksum:08x}")
+        else:
+            self.last_sync = self.crew.of_first("weights", lambda: self._hand_over(whole, version))
         return self.last_sync
 
+    def agree_on_batches(self, batches: Sequence[Batch]) -> None:
+        """TrainingError that names the process whose batches are not those of the others."""
+        if self.crew.count > 1:
+            self.crew.agree("batches", batches_digest(batches))
+
+    def meter(self) -> Meter:
+        """Counts the work of a phase's steps; MFU where `mesh.chip` names an accelerator."""
+        mesh, model = self.config.mesh, self.model_config
+        peak = None if mesh.chip == "cpu" else chip_named(mesh.chip).peak(model.dtype) * mesh.size
+        return Meter(model, peak, 0 if self.frozen is None else self.parameters)
+
+    def machine_metrics(self) -> dict[str, float]:
+        """Compilation so far in this process, and memory where the device tells."""
+        memory = device_memory_gb()
+        known = {} if memory is None else {"device_memory_gb": memory}
+        return known | {"xla_compiles": self._clock.count, "compile_seconds": self._clock.seconds}
+
+    def trace(self, phase: str) -> StepTrace:
+        """The profiler trace of a phase, as `[run]` asks for it."""
+        run = self.config.run
+        return StepTrace(self.run.trace / phase, run.trace_step, run.trace_steps)
+
     def close(self) -> None:
-        """Let go of the engine; servers that the run started are stopped."""
-        if self._disk_sync is not None:
-            self._disk_sync.close()
+        """Let go of the engine and the checkpoint writers; servers that the run started are stopped."""
+        try:
+            for store in self._stores.values():
+                store.close()
+        finally:
+            if self._disk_sync is not None:
+                self._disk_sync.close()
 
     @property
     def parameters(self) -> int:
         """Number of trained numbers."""
-        return self.model_config.num_parameters
+        return sum(leaf.size for leaf in jax.tree.leaves(self._fresh))
 
     # ------------------------------------------------------------------------------------------ checkpoints
     def store(self, phase: str) -> CheckpointStore:
         """Checkpoints of `sft` or `erpo`."""
-        return CheckpointStore(self.run.checkpoints(phase), self.config.erpo.keep_checkpoints)
+        if phase not in self._stores:
+            self._stores[phase] = CheckpointStore(
+                self.run.checkpoints(phase), self.config.erpo.keep_checkpoints, self.crew
+            )
+        return self._stores[phase]
 
     def save(
         self, phase: str, state: TrainState, step: int, version: int, cursor: Mapping[str, Any] | None = None
     ) -> None:
-        """Save the state after `step` steps of a phase. `cursor`: what else decides the steps to come (plain
-        values)."""
+        """Begin to save the state after `step` steps of a phase (`saved` waits for it). `cursor`: what else
+        decides the steps to come (plain values)."""
         meta = CheckpointMeta(
             phase=phase,
             step=step,
             policy_version=version,
-            seeds={"run": self.config.run.seed},
+            # every random number of learner, sampler and environments is a function of one of these and of
+            # the step, the task and the attempt: there is no generator whose state could be lost
+            seeds={"run": self.config.run.seed, "synthesis": self.config.synthesis.seed},
             # tasks and order are functions of (seed, step) and of what the phase adds
             cursor={"next_step": step, **(cursor or {})},
             config_hash=self._key(phase),
             bundle_hashes=self._bundle_hashes,
+            extra={} if self.frozen is None else {FROZEN: self._frozen_checksum},
         )
-        self.store(phase).save(state, meta)
+        self.store(phase).start(state, meta)
+
+    def saved(self) -> None:
+        """Wait until every checkpoint that was begun is on disk. CheckpointError when one could not be
+        written."""
+        for store in self._stores.values():
+            store.wait()
 
     def restore(self, phase: str) -> tuple[TrainState, CheckpointMeta] | None:
         """The newest checkpoint of a phase, None when it has none. CheckpointError when it belongs to another
         run."""
         store = self.store(phase)
-        if store.latest() is None:
+        store.wait()
+        newest = self.crew.of_first("newest checkpoint", store.latest)
+        if newest is None:
             return None
+        if self.frozen is not None and newest.meta.extra.get(FROZEN) != self._frozen_checksum:
+            raise CheckpointError(
+                f"{newest.path} holds adapters of another model than {self.config.model.init_from!r} is now "
+                f"(checksum {newest.meta.extra.get(FROZEN)}, expected {self._frozen_checksum}); restore that "
+                "folder or start a new run"
+            )
+
         return store.restore(
-            self.fresh_state(phase), config_hash=self._key(phase), bundle_hashes=self._bundle_hashes
+            self._shape_of_state(phase),
+            config_hash=self._key(phase),
+            bundle_hashes=self._bundle_hashes,
+            checkpoint=newest,
         )
+
+    def _shape_of_state(self, phase: str) -> Any:
+        """What `fresh_state` would be, as shapes and shardings: a restore fills no second state."""
+        optimizer = self.sft_optimizer if phase == "sft" else self.erpo_optimizer
+        shapes = jax.eval_shape(lambda: init_state(self.initial_params(), optimizer))
+        if self.layout is None:
+            places = jax.tree.map(lambda _: SingleDeviceSharding(jax.devices()[0]), shapes)
+        else:
+            places = self.layout.of_state(shapes)
+        return jax.tree.map(
+            lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), shapes, places
+        )
+
+    @cached_property
+    def _frozen_checksum(self) -> int:
+        return total_checksum(leaf_checksums(self.frozen))
 
     def _key(self, phase: str) -> str:
         return self.run.keys["warm start" if phase == "sft" else "erpo"]

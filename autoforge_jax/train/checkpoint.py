@@ -1,38 +1,44 @@
-"""Checkpoints of a TrainState: orbax arrays and one JSON file beside them, written atomically, restored
-bit-exact.
+"""Checkpoints of a TrainState: orbax arrays and one JSON file beside them, restored bit-exact on any mesh.
 
     DIR/step_00000010/state/…      every array of the state, through orbax, under numbered names
-    DIR/step_00000010/meta.json    phase, step, policy version, seeds, data cursor, config and bundle hashes,
-    and per array: path,
-                                   shape, type, checksum; and the size of every file
+    DIR/step_00000010/meta.json    phase, step, policy version, seeds, data cursor, config and bundle hashes;
+                                   per array its path, shape, type and checksum; the size of every file
 
-A checkpoint is written to a temporary folder and renamed into place, so that a process that dies leaves no
-half of one under a real name. `latest` takes the newest folder that is whole (meta.json readable, every file
-there with its size) and passes over others. `restore` compares config, bundles, array names, shapes, types
-and checksums, and says which one differs. What it returns lives in buffers of its own that a train step may
-donate.
+`start` copies the state to the host and returns; a thread writes it to a hidden folder, which gets its real
+name once it is whole, so that a process that dies leaves no half of one. What goes wrong in the thread is
+raised by the next `start` or `wait`. `latest` takes the newest folder that is whole (meta.json readable,
+every file there with its size) and passes over others. `restore` compares config, bundles, array names,
+shapes, types and checksums, and says which one differs. What it returns lies in buffers of its own that a
+train step may donate.
+
+With several processes (`Crew`) all of them save and restore together: each writes and reads its part of the
+arrays, the first writes the rest. The folder must be one that all of them see. Checksums are sums modulo
+2^32, which a mesh gives as one device does.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
 import shutil
+import threading
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
+import jax.numpy as jnp
 import orbax.checkpoint as ocp
+from jax.sharding import SingleDeviceSharding
 
 from autoforge_jax.errors import CheckpointError
-from autoforge_jax.train.state import TrainState, copy_tree
+from autoforge_jax.train.crew import Crew
+from autoforge_jax.train.state import TrainState
+from autoforge_jax.train.weight_sync import checksums
 
-FORMAT = 1
+FORMAT = 2
 _NAME = re.compile(r"step_(\d{8})")
 
 
@@ -65,41 +71,99 @@ class Checkpoint:
 
 
 class CheckpointStore:
-    """The checkpoints of one phase of one run: `directory`, of which the newest `keep` stay."""
+    """The checkpoints of one phase of one run: `directory`, of which the newest `keep` stay. Close it."""
 
-    def __init__(self, directory: Path, keep: int = 2) -> None:
+    def __init__(self, directory: Path, keep: int = 2, crew: Crew | None = None) -> None:
         if keep < 1:
             raise ValueError(f"keep {keep}; at least one checkpoint must stay")
         self.directory, self.keep = Path(directory).absolute(), keep
+        self._crew = crew or Crew()
+        self._writer: ocp.AsyncCheckpointer | None = None
+        self._commit: threading.Thread | None = None
+        self._failure: tuple[Path, BaseException] | None = None
 
     def save(self, state: TrainState, meta: CheckpointMeta) -> Path:
-        """Write a checkpoint and drop those beyond `keep`; an older one of the same step is replaced. Returns
-        its folder.
-        """
-        self.directory.mkdir(parents=True, exist_ok=True)
-        target = self.directory / f"step_{meta.step:08d}"
-        work = self.directory / f".writing-{target.name}-{os.getpid()}"
-        shutil.rmtree(work, ignore_errors=True)
-        work.mkdir()
-        leaves = _named_leaves(state)
-        host = {name: np.asarray(jax.device_get(leaf)) for name, leaf in leaves.items()}
-        with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as writer:
-            writer.save(
-                work / "state", args=ocp.args.PyTreeSave({_slot(i): leaves[n] for i, n in enumerate(leaves)})
-            )
-        arrays = [_describe(name, value) for name, value in host.items()]
-        text = json.dumps(
-            {"format": FORMAT, "meta": asdict(meta), "arrays": arrays, "files": _file_sizes(work)},
-            indent=1,
-            sort_keys=True,
-        )
-        with (work / "meta.json").open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        _swap_in(work, target)
-        self._prune()
+        """`start`, then `wait`. Returns the folder."""
+        target = self.start(state, meta)
+        self.wait()
         return target
+
+    def start(self, state: TrainState, meta: CheckpointMeta) -> Path:
+        """Begin to write a checkpoint; returns its folder-to-be once the state may be donated.
+
+        When it is whole, an older one of the same step is replaced and those beyond `keep` are dropped.
+        Waits for the one before and raises what went wrong with it.
+        """
+        self.wait()
+        target = self.directory / f"step_{meta.step:08d}"
+        work = self.directory / f".writing-{target.name}"
+        if self._crew.first:
+            shutil.rmtree(work, ignore_errors=True)
+            work.mkdir(parents=True)
+        self._crew.meet("checkpoint folder")
+        if not work.is_dir():
+            raise CheckpointError(
+                f"{self._crew.name(self._crew.index)} does not see {work}: all processes need the same run "
+                "directory; put run.out_dir on a file system that they share"
+            )
+        leaves = _named_leaves(state)
+        arrays = _describe(leaves)
+        if self._writer is None:
+            # ours is the handling of SIGTERM, so nothing here asks JAX's preemption service
+            self._writer = ocp.AsyncCheckpointer(
+                ocp.PyTreeCheckpointHandler(), timeout_secs=max(1, int(self._crew.timeout_s))
+            )
+        slots = {_slot(index): leaf for index, leaf in enumerate(leaves.values())}
+        self._writer.save(work / "state", args=ocp.args.PyTreeSave(slots))
+        self._commit = threading.Thread(
+            target=self._finish, args=(self._writer, work, target, meta, arrays), name="checkpoint"
+        )
+        self._commit.start()
+        return target
+
+    def _finish(
+        self,
+        writer: ocp.AsyncCheckpointer,
+        work: Path,
+        target: Path,
+        meta: CheckpointMeta,
+        arrays: list[dict[str, Any]],
+    ) -> None:
+        """In the thread: wait for the arrays of all processes, then write the JSON side and swap in."""
+        try:
+            writer.wait_until_finished()
+            if self._crew.first:
+                tree = {"format": FORMAT, "meta": asdict(meta), "arrays": arrays, "files": _file_sizes(work)}
+                with (work / "meta.json").open("w", encoding="utf-8") as file:
+                    json.dump(tree, file, indent=1, sort_keys=True)
+                    file.flush()
+                    os.fsync(file.fileno())
+                _swap_in(work, target)
+                self._prune()
+        # A thread's boundary: whatever it was is raised in the thread that saves next.
+        except BaseException as error:
+            self._failure = (target, error)
+
+    def wait(self) -> None:
+        """Until what was started is on disk. CheckpointError when it could not be written."""
+        if self._commit is not None:
+            self._commit.join()
+            self._commit = None
+        if self._failure is not None:
+            (target, error), self._failure = self._failure, None
+            raise CheckpointError(
+                f"{target} could not be written ({type(error).__name__}: {error}); the checkpoint before it "
+                "is whole: mend the cause (is the disk full?) and start the same command again"
+            ) from error
+
+    def close(self) -> None:
+        """`wait`, and let the writer's threads go."""
+        try:
+            self.wait()
+        finally:
+            if self._writer is not None:
+                self._writer.close()
+                self._writer = None
 
     def steps(self) -> list[int]:
         """Steps of the whole checkpoints, ascending."""
@@ -114,19 +178,20 @@ class CheckpointStore:
 
     def restore(
         self,
-        template: TrainState,
+        template: Any,
         *,
         config_hash: str | None = None,
         bundle_hashes: Mapping[str, str] | None = None,
         checkpoint: Checkpoint | None = None,
     ) -> tuple[TrainState, CheckpointMeta]:
-        """The newest whole checkpoint (or `checkpoint`) in the structure and shardings of `template`, which
-        is left as it is.
+        """The newest whole checkpoint (or `checkpoint`) in the structure and shardings of `template`.
 
+        template: a TrainState of arrays or of `jax.ShapeDtypeStruct` with shardings; it is left as it is.
         Raises CheckpointError when there is none, when it belongs to another config or other bundles (hashes
         are compared when given), or when an array's name, shape, type or checksum differs.
         """
-        chosen = checkpoint or self.latest()
+        self.wait()
+        chosen = checkpoint or self._crew.of_first("newest checkpoint", self.latest)
         if chosen is None:
             raise CheckpointError(
                 f"no whole checkpoint in {self.directory}; start the phase from its beginning"
@@ -135,8 +200,9 @@ class CheckpointStore:
         described = _read(chosen.path)["arrays"]
         leaves = _named_leaves(template)
         _check_arrays(chosen.path, described, leaves)
+        here = SingleDeviceSharding(jax.devices()[0])
         abstract: Any = {
-            _slot(i): jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
+            _slot(i): jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding or here)
             for i, leaf in enumerate(leaves.values())
         }
         with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
@@ -146,18 +212,19 @@ class CheckpointStore:
                     item=abstract, restore_args=ocp.checkpoint_utils.construct_restore_args(abstract)
                 ),
             )
-        values = [arrays[_slot(i)] for i in range(len(leaves))]
-        for entry, value in zip(described, values, strict=True):
-            if _describe(entry["path"], np.asarray(jax.device_get(value))) != entry:
+        values: list[jax.Array] = []
+        for index in range(len(leaves)):
+            # Restored arrays may borrow memory of the reader, which cannot be donated: copy each once into
+            # buffers of our own, and let go of the reader's at once.
+            values.append(jnp.array(arrays.pop(_slot(index)), copy=True))
+        found = dict(zip(leaves, values, strict=True))
+        for entry, got in zip(described, _describe(found), strict=True):
+            if got != entry:
                 raise CheckpointError(
                     f"{chosen.path}: array {entry['path']} does not have the bytes that were saved; delete "
-                    "this folder to go on "
-                    "from the one before"
+                    "this folder to go on from the one before"
                 )
-        state = jax.tree.unflatten(jax.tree.structure(template), values)
-        # Restored arrays may borrow memory of the reader, which cannot be donated: copy once into buffers of
-        # our own.
-        return copy_tree(state), chosen.meta
+        return jax.tree.unflatten(jax.tree.structure(template), values), chosen.meta
 
     def _whole(self) -> list[Checkpoint]:
         found = (
@@ -178,18 +245,27 @@ class CheckpointStore:
 
     def _prune(self) -> None:
         for old in self._whole()[: -self.keep]:
-            shutil.rmtree(old.path)
+            # Out of sight in one piece: a process that dies in here leaves no folder with half its files.
+            aside = old.path.with_name(f".old-{old.path.name}")
+            shutil.rmtree(aside, ignore_errors=True)
+            os.replace(old.path, aside)
         for stale in [*self.directory.glob(".writing-*"), *self.directory.glob(".old-*")]:
             shutil.rmtree(stale, ignore_errors=True)
 
 
-def hash_json(value: Any) -> str:
-    """Content hash of a JSON value (a dumped config), independent of key order."""
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+def check_draws(meta: CheckpointMeta, found: str) -> None:
+    """CheckpointError when the next step's random draws (a hash of them) are not those that were saved: the
+    run would go on, but not as the same run."""
+    saved = meta.cursor.get("draws")
+    if saved != found:
+        raise CheckpointError(
+            f"{meta.phase}: step {meta.step + 1} would draw other tasks or batches ({found}) than when "
+            f"the checkpoint was written ({saved}); another version of this package or of numpy? Go "
+            "on with the versions that the run was started with, or start over with --fresh"
+        )
 
 
-def _named_leaves(state: TrainState) -> dict[str, jax.Array]:
+def _named_leaves(state: Any) -> dict[str, Any]:
     return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(state)[0]}
 
 
@@ -198,9 +274,12 @@ def _slot(index: int) -> str:
     return f"a{index:05d}"
 
 
-def _describe(name: str, value: np.ndarray) -> dict[str, Any]:
-    digest = hashlib.blake2b(np.ascontiguousarray(value).tobytes(), digest_size=16).hexdigest()
-    return {"path": name, "shape": list(value.shape), "dtype": str(value.dtype), "blake2b": digest}
+def _describe(leaves: Mapping[str, jax.Array]) -> list[dict[str, Any]]:
+    sums = checksums(list(leaves.values()))
+    return [
+        {"path": name, "shape": list(leaf.shape), "dtype": str(leaf.dtype), "checksum": total}
+        for (name, leaf), total in zip(leaves.items(), sums, strict=True)
+    ]
 
 
 def _file_sizes(folder: Path) -> dict[str, int]:
@@ -210,7 +289,8 @@ def _file_sizes(folder: Path) -> dict[str, int]:
 
 
 def _swap_in(work: Path, target: Path) -> None:
-    aside = target.with_name(f".old-{target.name}-{os.getpid()}")
+    aside = target.with_name(f".old-{target.name}")
+    shutil.rmtree(aside, ignore_errors=True)
     if target.exists():
         os.replace(target, aside)
     os.replace(work, target)
@@ -264,7 +344,7 @@ def _check_owner(
         )
 
 
-def _check_arrays(path: Path, described: list[dict[str, Any]], leaves: dict[str, jax.Array]) -> None:
+def _check_arrays(path: Path, described: list[dict[str, Any]], leaves: dict[str, Any]) -> None:
     saved, wanted = [entry["path"] for entry in described], list(leaves)
     if saved != wanted:
         missing, surplus = sorted(set(wanted) - set(saved))[:4], sorted(set(saved) - set(wanted))[:4]

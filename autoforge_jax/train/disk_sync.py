@@ -45,7 +45,7 @@ class DiskSync:
         self._folder = (run.root / "serve").absolute()
         self._initial = self._folder / "initial"
         self._model = model
-        self._tokenizer_files = sorted(run.tokenizer.glob("*.json"))
+        self._tokenizer_files = sorted(run.tokenizer.glob("*.j*"))
         self._token_ids: dict[str, int | list[int]] = {
             "pad_token_id": tokenizer.pad_id,
             "eos_token_id": list(tokenizer.stop_ids),

@@ -13,15 +13,28 @@ from dataclasses import dataclass
 from autoforge_jax.config import BatchConfig, ERPOConfig
 from autoforge_jax.data.advantages import AdvantageResult, compute_advantages
 from autoforge_jax.data.batch import Batch, pack
+from autoforge_jax.data.running_std import RunningStd
 from autoforge_jax.data.samples import samples_from_groups
 from autoforge_jax.errors import TrainingError
 from autoforge_jax.rollout.collect import select_groups
+from autoforge_jax.train.old_policy import reject_sequences, with_old_logprobs
 from autoforge_jax.train.state import TrainState
-from autoforge_jax.train.step import ReferenceLogprobs, TrainStep
+from autoforge_jax.train.step import OldLogprobs, ReferenceLogprobs, TrainStep
 from autoforge_jax.types import TrainingSample, TrajectoryGroup
 
-Collect = Callable[[int, TrainState], Sequence[TrajectoryGroup]]
-"""(step number from 0, state) -> the groups rolled out for it, under the state's parameters."""
+
+@dataclass(frozen=True)
+class Rollouts:
+    """What a step gets to learn from."""
+
+    groups: Sequence[TrajectoryGroup]
+    version: int | None = None
+    """The learner's policy version at this step; None where all tokens are of it."""
+
+
+Collect = Callable[[int, TrainState], Rollouts]
+"""(step number from 0, state) -> the groups for it; rolled out under the state's parameters, or under those
+of at most `erpo.max_staleness` versions before."""
 OnStep = Callable[[int, TrainState, dict[str, float], Sequence[TrajectoryGroup]], bool | None]
 """(steps done, state, metrics, groups) -> True to stop here. Copy of the state what must outlive the next
 step.
@@ -50,8 +63,25 @@ class ERPOLearner:
     pad_id: int
     reference: ReferenceLogprobs | None = None
     """Needed when `kl_coefficient` > 0 and `kl_target` is `reference`; never computed otherwise."""
+    old: OldLogprobs | None = None
+    """Needed when `old_policy` is `learner`; never computed otherwise."""
+    running: RunningStd | None = None
+    """Needed when `environment_std` is `running`; `update` takes each batch in."""
+
+    on_batches: Callable[[Sequence[Batch]], None] | None = None
+    """Called with the packed batches of each update."""
 
     def __post_init__(self) -> None:
+        if (self.config.old_policy == "learner") != (self.old is not None):
+            raise TrainingError(
+                f"erpo.old_policy is {self.config.old_policy!r} and a pass for the learner's log-probs is "
+                f"{'there' if self.old else 'not there'}; one needs the other"
+            )
+        if (self.config.environment_std == "running") != (self.running is not None):
+            raise TrainingError(
+                f"erpo.environment_std is {self.config.environment_std!r} and a running std is "
+                f"{'there' if self.running else 'not there'}; one needs the other"
+            )
         if self._uses_reference and self.reference is None:
             raise TrainingError(
                 "erpo.kl_coefficient > 0 with kl_target 'reference' needs the reference policy's parameters"
@@ -62,40 +92,72 @@ class ERPOLearner:
         return self.config.kl_coefficient > 0 and self.config.kl_target == "reference"
 
     def update(
-        self, state: TrainState, groups: Sequence[TrajectoryGroup]
+        self, state: TrainState, groups: Sequence[TrajectoryGroup], *, version: int | None = None
     ) -> tuple[TrainState, dict[str, float]]:
         """One ERPO step: up to `minibatches` optimiser updates on the groups. Consumes `state`.
 
+        `version`: of the parameters in `state`, for the staleness of tokens; None: all tokens are theirs.
         Without a group that has a signal the step is one skipped update. Raises LedgerError for broken
-        ledgers, TrainingError for a reward that is not finite or when engine and learner disagree by more
-        than `max_agreement_gap`.
+        ledgers, TrainingError for a reward that is not finite, tokens of a later version than the learner's,
+        or when engine and learner disagree by more than `max_agreement_gap`.
         """
-        collected = compute_advantages(groups, self.config.advantage, self.config.advantage_epsilon)
-        batch_groups = select_groups(groups, self.config)
-        result = compute_advantages(batch_groups, self.config.advantage, self.config.advantage_epsilon)
-        samples = samples_from_groups(
-            batch_groups, result, weight_by_group=self.config.aggregation == "sequence_mean"
+        config = self.config
+        collected = compute_advantages(groups, config.advantage, config.advantage_epsilon)
+        batch_groups = select_groups(groups, config)
+        if self.running is not None:
+            self.running.update(batch_groups)
+        result = compute_advantages(
+            batch_groups,
+            config.advantage,
+            config.advantage_epsilon,
+            baseline=config.baseline,
+            running=self.running,
         )
+        samples = samples_from_groups(
+            batch_groups, result, weight_by_group=config.aggregation == "sequence_mean"
+        )
+        newest = max((max(sample.versions) for sample in samples), default=-1)
+        if version is not None and newest > version:
+            raise TrainingError(
+                f"tokens sampled by version {newest}, the learner's version is {version}; the engine is "
+                "ahead of the learner that it gets its weights from"
+            )
         metrics = group_metrics(collected, result) | {"samples": float(len(samples))}
-        used = padded = 0
+        if self.running is not None:
+            for account in result.environments:
+                name = f"reward_std_running/{account.environment}"
+                metrics[name] = self.running.std(account.environment_id)
+        parts: list[list[Batch]] = []
+        for part in split_minibatches(samples, config.minibatches):
+            batches = pack(part, self.batch, self.pad_id, version=version)
+            metrics["packed_tokens"] = metrics.get("packed_tokens", 0.0) + sum(b.used_tokens for b in batches)
+            metrics["padded_tokens"] = metrics.get("padded_tokens", 0.0) + sum(b.tokens.size for b in batches)
+            parts.append(batches)
+        padded = metrics.pop("padded_tokens")
+        metrics["packing"] = metrics["packed_tokens"] / padded if padded else 0.0
+        # All of it before the first update: the old policy is that of the whole step.
+        if self.old is not None:
+            parts = [with_old_logprobs(self.old, state.params, batches) for batches in parts]
+            if config.reject_sequence_gap:
+                rejections: list[dict[str, float]] = []
+                for index, batches in enumerate(parts):
+                    parts[index], counts = reject_sequences(batches, config.reject_sequence_gap)
+                    rejections.append(counts)
+                metrics |= merge_updates(rejections)
         updates: list[dict[str, float]] = []
-        for part in split_minibatches(samples, self.config.minibatches):
-            batches: list[Batch] = pack(part, self.batch, self.pad_id)
-            used += sum(b.used_tokens for b in batches)
-            padded += sum(b.tokens.size for b in batches)
+        for batches in parts:
+            if self.on_batches is not None:
+                self.on_batches(batches)
             if self._uses_reference and self.reference is not None:
                 batches = self.reference(batches)
             state, numbers = self.train_step(state, batches)
             updates.append(numbers)
             if len(updates) == 1:
                 self._check_agreement(numbers)
-        metrics |= merge_updates(updates)
-        metrics["packed_tokens"] = float(used)
-        metrics["packing"] = used / padded if padded else 0.0
-        return state, metrics
+        return state, metrics | merge_updates(updates)
 
     def _check_agreement(self, numbers: dict[str, float]) -> None:
-        gap = numbers.get("logprob_gap_mean", 0.0)
+        gap = numbers.get("fresh/logprob_gap_mean", 0.0)
         if gap > self.config.max_agreement_gap:
             raise TrainingError(
                 f"engine and learner disagree: mean |Δ log-prob| {gap:.4f} nats on sampled tokens, at most "
@@ -120,9 +182,9 @@ def merge_updates(updates: Sequence[dict[str, float]]) -> dict[str, float]:
     merged: dict[str, float] = {}
     for name in updates[0]:
         values = [u[name] for u in updates if name in u]
-        if name.startswith("logprob_gap_"):
+        if name.rpartition("/")[2].startswith("logprob_gap_"):
             merged[name] = values[0]
-        elif name in ("tokens", "update_skipped"):
+        elif name in ("tokens", "fresh/tokens", "update_skipped", "sequences_rejected"):
             merged[name] = sum(values)
         elif name.endswith("_max"):
             merged[name] = max(values)
@@ -160,8 +222,9 @@ def run_erpo(
 ) -> ERPOResult:
     """ERPO steps `start_step` … `config.steps` - 1: collect, update, report. Consumes `state`."""
     for step in range(start_step, learner.config.steps):
-        groups = collect(step, state)
-        state, metrics = learner.update(state, groups)
+        collected = collect(step, state)
+        groups = collected.groups
+        state, metrics = learner.update(state, groups, version=collected.version)
         if on_step is not None and on_step(step + 1, state, metrics, groups):
             return ERPOResult(state, step + 1, "stopped")
     return ERPOResult(state, max(start_step, learner.config.steps), "steps")

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from autoforge_jax.config import EvalConfig, RolloutConfig
 from autoforge_jax.errors import ConfigError, TrainingError
 from autoforge_jax.rollout.conditions import Conditions
-from autoforge_jax.rollout.episode import run_episodes
 from autoforge_jax.rollout.jobs import EpisodeJob, EpisodeLimits, TaskItem
 from autoforge_jax.rollout.policy import Policy
+from autoforge_jax.rollout.pool import Deadlines, RunEpisodes, run_episodes
 from autoforge_jax.rollout.render import Renderer
 from autoforge_jax.train.statistics import pass_at_k, pass_hat_k, success_interval
 from autoforge_jax.types import EvalReport, SamplingParams, TaskOutcome, Trajectory
@@ -39,6 +39,7 @@ def evaluate(
     seed: int,
     conditions: Conditions | None = None,
     on_done: Callable[[Trajectory], None] | None = None,
+    run: RunEpisodes = run_episodes,
 ) -> EvalReport:
     """`run_evaluation` without the trajectories."""
     return run_evaluation(
@@ -51,6 +52,7 @@ def evaluate(
         seed=seed,
         conditions=conditions,
         on_done=on_done,
+        run=run,
     ).report
 
 
@@ -65,10 +67,11 @@ def run_evaluation(
     seed: int,
     conditions: Conditions | None = None,
     on_done: Callable[[Trajectory], None] | None = None,
+    run: RunEpisodes = run_episodes,
 ) -> Evaluation:
     """Run `config.attempts` episodes of every task and sum them up.
 
-    Temperature, top_p and top_k come from ``config`` alone; of ``rollout`` only slots and budgets are used.
+    Temperature, top_p and top_k come from ``config`` alone; of ``rollout`` only slots, budgets and deadlines.
     Seeds depend on ``seed``, task and attempt, not on ``name``: two policies evaluated with one seed see the
     same random numbers. Attempts that failed through the engine, the environment or a user error are left
     out and counted (`excluded`); a task without any other attempt is left out too. Raises ConfigError for
@@ -86,7 +89,7 @@ def run_evaluation(
         for attempt in range(config.attempts)
     ]
     start = time.perf_counter()
-    trajectories = run_episodes(
+    trajectories = run(
         policy,
         jobs,
         renderer,
@@ -94,6 +97,7 @@ def run_evaluation(
         limits=EpisodeLimits.of(rollout),
         slots=rollout.slots,
         conditions=conditions,
+        deadlines=Deadlines.of(rollout),
         on_done=on_done,
     )
     seconds = time.perf_counter() - start

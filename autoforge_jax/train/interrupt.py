@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -11,8 +11,8 @@ from types import FrameType
 class Interrupted(BaseException):
     """Raised at a step boundary, after saving, when a signal asked the run to stop.
 
-    Not an `Exception`: nothing on the way may take it for a failure. `exit_code` is 130 for SIGINT and 143
-    for SIGTERM.
+    Not an `Exception`: nothing on the way may take it for a failure. `exit_code` is 130 for SIGINT; 0 for
+    SIGTERM, by which a cluster asks for exactly this: a run that is saved and can be started again.
     """
 
     def __init__(self, message: str, exit_code: int = 130) -> None:
@@ -21,15 +21,38 @@ class Interrupted(BaseException):
 
 
 class StopFlag:
-    """Set by a signal (or by a test, with `request`), read by the phases at their step boundaries."""
+    """Set by a signal (or by a test, with `request`), read by the phases at their step boundaries.
+
+    With several processes a signal may reach one of them first: `share` makes every look at the flag a
+    meeting, after which all stop at the same step.
+    """
 
     def __init__(self) -> None:
         self.signal_number = 0
+        self._agree: Callable[[int], int] | None = None
+
+    def share(self, agree: Callable[[int], int]) -> None:
+        """`agree(signal number here)` -> that of any process. All processes then look at their flags in the
+        same order."""
+        self._agree = agree
+
+    @contextmanager
+    def unshared(self) -> Iterator[None]:
+        """For a block that this process runs alone."""
+        agree, self._agree = self._agree, None
+        try:
+            yield
+        finally:
+            self._agree = agree
 
     @property
     def requested(self) -> bool:
         """True once a stop was asked for."""
-        return self.signal_number != 0
+        return self._look() != 0
+
+    def _look(self) -> int:
+        # A signal during the meeting counts for the next one: the others have not heard of it.
+        return self.signal_number if self._agree is None else self._agree(self.signal_number)
 
     def request(self, signal_number: int = signal.SIGINT) -> None:
         """Ask for a stop at the next step boundary."""
@@ -37,8 +60,9 @@ class StopFlag:
 
     def raise_if_requested(self, where: str) -> None:
         """Raise `Interrupted` naming `where` when a stop was asked for; call it only after saving."""
-        if self.requested:
-            raise Interrupted(where, 128 + self.signal_number)
+        number = self._look()
+        if number:
+            raise Interrupted(where, 0 if number == signal.SIGTERM else 128 + number)
 
 
 @contextmanager
@@ -50,7 +74,7 @@ def stop_on_signals(flag: StopFlag) -> Iterator[StopFlag]:
     """
 
     def handle(number: int, frame: FrameType | None) -> None:
-        if flag.requested and number == signal.SIGINT:
+        if flag.signal_number and number == signal.SIGINT:
             raise KeyboardInterrupt
         flag.request(number)
 

@@ -8,19 +8,23 @@ it, after the processes of the synthesis are gone.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import ExitStack, closing
+from importlib import metadata
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from autoforge_jax.config import Config
+from autoforge_jax.config import Config, dump_config
 from autoforge_jax.errors import TrainingError
 from autoforge_jax.report.build import write_report
+from autoforge_jax.train.crew import Crew
 from autoforge_jax.train.interrupt import StopFlag, stop_on_signals
 from autoforge_jax.train.metrics import MetricsLog, Reporter
 from autoforge_jax.train.phase_references import References, load_renderer, make_tokenizer, play_references
 from autoforge_jax.train.phase_synthesis import Environments, synthesize_all
-from autoforge_jax.train.rundir import PHASES, RunDir
+from autoforge_jax.train.rundir import PHASES, RunDir, hash_json
 from autoforge_jax.train.summary import read_reports, results_table, write_summary
 
 if TYPE_CHECKING:
@@ -34,9 +38,9 @@ ERPO_PHASES = ("synthesis", "tokenizer", "references", "warm start", "erpo")
 class Loop:
     """One run in progress: what the phases share, made when it is first needed."""
 
-    def __init__(self, run: RunDir, reporter: Reporter, stop: StopFlag) -> None:
-        self.run, self.reporter, self.stop = run, reporter, stop
-        self.log = MetricsLog(run.metrics)
+    def __init__(self, run: RunDir, reporter: Reporter, stop: StopFlag, crew: Crew) -> None:
+        self.run, self.reporter, self.stop, self.crew = run, reporter, stop, crew
+        self.log = MetricsLog(run.metrics, writes=run.writes)
         self._environments: Environments | None = None
         self._references: References | None = None
         self._assembly: Assembly | None = None
@@ -47,7 +51,8 @@ class Loop:
     def environments(self) -> Environments:
         """The run's bundles, loaded and checked against the hashes that the run is tied to."""
         if self._environments is None:
-            self._environments, _ = synthesize_all(self.run, self.reporter, self.stop)
+            self._synthesis()
+        assert self._environments is not None
         return self._environments
 
     @property
@@ -57,6 +62,11 @@ class Loop:
             items = self.environments.training_tasks()
             renderer = load_renderer(self.run)
             self._references = play_references(self.run.config, items, renderer, self.reporter, self.stop)
+            if self.crew.count > 1:
+                from autoforge_jax.train.together import trajectories_digest
+
+                digest = trajectories_digest(self._references.trajectories)
+                self.crew.agree("reference trajectories", digest)
         return self._references
 
     @property
@@ -65,7 +75,8 @@ class Loop:
         if self._assembly is None:
             from autoforge_jax.train.assembly import Assembly
 
-            self._assembly = Assembly(self.run, load_renderer(self.run), self.environments.hashes)
+            renderer = load_renderer(self.run)
+            self._assembly = Assembly(self.run, renderer, self.environments, self.crew)
         return self._assembly
 
     def close(self) -> None:
@@ -108,7 +119,7 @@ class Loop:
         """Run one phase of `rundir.PHASES` by name."""
         bodies: dict[str, Callable[[], str]] = {
             "synthesis": self._synthesis,
-            "tokenizer": lambda: make_tokenizer(self.run, self.environments.training_tasks()),
+            "tokenizer": self._tokenizer,
             "references": self._play_references,
             "eval init": self._eval_init,
             "warm start": self._warm_start,
@@ -121,8 +132,20 @@ class Loop:
         self.go(name, bodies[name], always=name in ("synthesis", "report"))
 
     def _synthesis(self) -> str:
-        self._environments, result = synthesize_all(self.run, self.reporter, self.stop)
+        def make() -> str:
+            with self.stop.unshared():
+                self._environments, result = synthesize_all(self.run, self.reporter, self.stop)
+            return result
+
+        result = self.crew.of_first("synthesis", make)
+        if not self.crew.first:
+            make()  # everything is there by now: this loads it
+        self.crew.agree("bundles", hash_json(self.environments.hashes))
         return result
+
+    def _tokenizer(self) -> str:
+        items = self.environments.training_tasks()
+        return self.crew.of_first("tokenizer", lambda: make_tokenizer(self.run, items))
 
     def _play_references(self) -> str:
         found = self.references
@@ -153,8 +176,6 @@ class Loop:
         from autoforge_jax.train.phase_sft import warm_start
 
         ended = warm_start(self.assembly, self.references, self.log, self.reporter, self.stop)
-        # The stop rule may end between two checkpoints.
-        self.assembly.save("sft", ended.state, ended.steps, ended.steps)
         return f"{ended.result}, {self.assembly.parameters:,} parameters"
 
     def _eval_before(self) -> str:
@@ -197,18 +218,28 @@ class Loop:
         from autoforge_jax.model.export_hf import export_hf
 
         params, _, version = self._final()
+        if self.crew.count > 1:
+            from autoforge_jax.model.sharding import gather_to_host
+
+            params = gather_to_host(params)
         tokenizer = self.assembly.renderer.tokenizer
         ids: dict[str, int | list[int]] = {
             "pad_token_id": tokenizer.pad_id,
             "eos_token_id": list(tokenizer.stop_ids),
         }
-        files = sorted(self.run.tokenizer.glob("*.json"))
-        export_hf(self.run.export, params, self.assembly.model_config, files, ids)
+        files = sorted(self.run.tokenizer.glob("*.j*"))
+        model, whole = self.assembly.model_config, self.assembly.whole(params)
+        self.crew.of_first(
+            "export", lambda: export_hf(self.run.export, whole, model, files, ids, dtype=model.dtype)
+        )
         return f"{self.run.export} (policy version {version})"
 
     def _report(self) -> str:
-        write_summary(self.run)
-        return str(write_report(self.run.root))
+        def write() -> str:
+            write_summary(self.run)
+            return str(write_report(self.run.root))
+
+        return self.crew.of_first("report", write)
 
 
 def execute(
@@ -219,40 +250,53 @@ def execute(
     config_name: str = "CONFIG",
     reporter: Reporter | None = None,
     stop: StopFlag | None = None,
+    crew: Crew | None = None,
 ) -> RunDir:
-    """Run a command's phases; returns the run directory.
+    """Run a command's phases; returns the run directory. With a crew every process calls this alike; the
+    first prints and writes for all.
 
     Raises ConfigError, TrainingError, CheckpointError and envgen's errors for what a person can mend;
     Interrupted after a signal, once everything is saved.
     """
-    reporter, stop = reporter or Reporter(), stop or StopFlag()
-    with stop_on_signals(stop):
+    crew, stop = crew or Crew(), stop or StopFlag()
+    with ExitStack() as stack:
+        if reporter is None:
+            out = None if crew.first else stack.enter_context(Path(os.devnull).open("w"))
+            reporter = Reporter(out)
+        if crew.count > 1:
+            stop.share(lambda number: max(crew.gather("stop", number)))
+            version = metadata.version("autoforge-jax")
+            crew.agree("configs", hash_json([command, dump_config(config), version]))
+        stack.enter_context(stop_on_signals(stop))
         if command == "eval":
-            return _evaluate_newest(config, reporter, stop, config_name)
-        run = RunDir.open(config, fresh=fresh)
+            return _evaluate_newest(config, reporter, stop, config_name, crew)
+        run = RunDir.open(config, fresh=fresh, crew=crew)
         if command == "train" and run.done("warm start") is None:
             raise TrainingError(
                 f"{run.root} holds no warm start to train from; run first: autoforge sft {config_name}"
             )
-        loop = Loop(run, reporter, stop)
+        loop = Loop(run, reporter, stop, crew)
         phases = {"run": tuple(PHASES), "sft": SFT_PHASES, "train": ERPO_PHASES}[command]
         with closing(loop):
             for name in phases:
                 loop.phase(name)
         if command == "run":
             reporter.line("")
-            reporter.line(results_table(read_reports(run.evals), config.run.seed))
+            table = crew.of_first("table", lambda: results_table(read_reports(run.evals), config.run.seed))
+            reporter.line(table)
         else:
             loop.go("report", loop._report, always=True)
     return run
 
 
-def _evaluate_newest(config: Config, reporter: Reporter, stop: StopFlag, config_name: str) -> RunDir:
+def _evaluate_newest(
+    config: Config, reporter: Reporter, stop: StopFlag, config_name: str, crew: Crew
+) -> RunDir:
     """`autoforge eval`: the newest checkpoint of the run, under this config's evaluation settings."""
-    run = RunDir.existing(config, differing=("evaluation", "sampled_evaluation"))
+    run = RunDir.existing(config, differing=("evaluation", "sampled_evaluation"), crew=crew)
     if not run.started("warm start"):
         raise TrainingError(f"{run.root} holds no checkpoint; run first: autoforge sft {config_name}")
-    loop = Loop(run, reporter, stop)
+    loop = Loop(run, reporter, stop, crew)
     with closing(loop):
         return _evaluate_with(loop)
 
@@ -261,7 +305,8 @@ def _evaluate_with(loop: Loop) -> RunDir:
     from autoforge_jax.train.phase_evaluate import evaluate_stage
 
     run, reporter, config = loop.run, loop.reporter, loop.run.config
-    phase = "erpo" if loop.assembly.store("erpo").latest() else "sft"
+    newest = loop.crew.of_first("newest checkpoint", loop.assembly.store("erpo").latest)
+    phase = "erpo" if newest else "sft"
     params, steps = loop.trained(phase)
     warm_steps = loop.trained("sft")[1] if phase == "erpo" else 0
     start = time.perf_counter()
@@ -277,7 +322,8 @@ def _evaluate_with(loop: Loop) -> RunDir:
         stop=loop.stop,
     )
     reporter.phase("eval", f"{phase} step {steps}: {result}", time.perf_counter() - start)
-    write_summary(run)
-    reporter.line(results_table(read_reports(run.evals), config.run.seed))
-    reporter.line(str(write_report(run.root)))
+    if loop.crew.first:
+        write_summary(run)
+        reporter.line(results_table(read_reports(run.evals), config.run.seed))
+        reporter.line(str(write_report(run.root)))
     return run

@@ -7,11 +7,12 @@ reads as if it had never stopped.
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
@@ -47,13 +48,15 @@ def json_value(value: Any) -> Any:
 
 
 class MetricsLog:
-    """Append-only JSONL with one line per step."""
+    """Append-only JSONL with one line per step. Of several processes one writes (`writes`), all read."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, *, writes: bool = True) -> None:
+        self.path, self._writes = path, writes
 
     def write(self, phase: str, step: int, values: Mapping[str, Any]) -> None:
         """Append the line of one step."""
+        if not self._writes:
+            return
         line = json.dumps({"phase": phase, "step": step, **json_value(values)}, ensure_ascii=False)
         with self.path.open("a", encoding="utf-8") as file:
             file.write(line + "\n")
@@ -64,6 +67,8 @@ class MetricsLog:
 
     def rewind(self, phase: str, step: int) -> None:
         """Drop the lines of `phase` with a step above `step`, and a half-written last line."""
+        if not self._writes:
+            return
         rewind_jsonl(self.path, lambda row: row.get("phase") != phase or int(row.get("step", 0)) <= step)
 
 
@@ -148,12 +153,53 @@ class Bar:
             print(f"  {self._name} {done}/{self._total} {text}".rstrip(), file=self._out, flush=True)
 
 
+class Screen(io.TextIOBase):
+    """A stream that may break (a closed pipe, a terminal that is gone, a full disk): from then on it takes
+    everything and shows nothing. What a person sees is no reason to end a training."""
+
+    def __init__(self, out: TextIO) -> None:
+        super().__init__()
+        self._out = out
+        self.broken = ""
+        """What happened, when something did."""
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        """Of the stream below."""
+        return getattr(self._out, "encoding", None) or "utf-8"
+
+    def isatty(self) -> bool:
+        """Of the stream below."""
+        return not self.broken and self._out.isatty()
+
+    def fileno(self) -> int:
+        """Of the stream below."""
+        return self._out.fileno()
+
+    def write(self, text: str) -> int:
+        """Write, unless the stream is broken."""
+        self._try(lambda: self._out.write(text))
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush, unless the stream is broken."""
+        self._try(self._out.flush)
+
+    def _try(self, action: Callable[[], object]) -> None:
+        if self.broken:
+            return
+        try:
+            action()
+        except (OSError, ValueError) as error:  # ValueError: the file is closed
+            self.broken = f"{type(error).__name__}: {error}"
+
+
 class Reporter:
     """What a person sees: one line per phase, and a bar with live numbers (plain lines without a
     terminal)."""
 
     def __init__(self, out: TextIO | None = None, every_s: float = 10.0) -> None:
-        self._out = out or sys.stdout
+        self._out: Any = Screen(out or sys.stdout)
         self._console = Console(file=self._out, highlight=False)
         self._every_s = every_s
 

@@ -20,11 +20,11 @@ MUON_CONSISTENT_RMS = 0.2
 def make_schedule(config: OptimizerConfig, total_steps: int) -> optax.Schedule:
     """Learning rate by number of updates done: linear from 0 over `warmup_steps`, then constant, or down to
     `end_fraction` of the peak at `total_steps`. The first update has rate peak / warmup_steps, not 0.
-    ConfigError when the warm-up fills the training.
+    ConfigError when the warm-up fills the training; a phase of no steps needs no schedule.
     """
     peak, end = config.learning_rate, config.learning_rate * config.end_fraction
     decay_steps = total_steps - config.warmup_steps
-    if config.schedule == "constant":
+    if config.schedule == "constant" or total_steps == 0:
         after = optax.constant_schedule(peak)
     elif decay_steps < 1:
         raise ConfigError(
@@ -92,13 +92,13 @@ def _standard_promotion(inner: optax.GradientTransformation) -> optax.GradientTr
 
 
 def is_matrix(path: tuple[Any, ...], leaf: jax.Array) -> bool:
-    """True for a projection: the last two axes are [in, out], any axis before them is a stack.
+    """True for a projection: the last two axes are [in, out], any axes before them are a stack.
 
     Judged by name, because a stacked norm scale [layer, width] has the rank of a matrix.
     """
     name = jax.tree_util.keystr(path).lower()
     stacked = "layers" in name
-    return leaf.ndim == (3 if stacked else 2) and not any(
+    return leaf.ndim >= (3 if stacked else 2) and not any(
         word in name for word in ("norm", "bias", "embed", "lm_head")
     )
 

@@ -8,6 +8,7 @@ the same key is not made again.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from autoforge_jax.config import Config, EvalConfig
@@ -61,14 +62,17 @@ def evaluate_stage(
     for mode, settings in modes(config, stage).items():
         for name, items in sets.items():
             path = run.evals / f"{stage}-{name}-{mode}.json"
-            report = _known(path, key)
+            report = assembly.crew.of_first("known report", partial(_known, path, key))
             if report is None:
-                if not loaded:
+                # The embedded engine starts every set anew: which rows and prefixes it has in use is then the
+                # same when an interrupted stage goes on with its second set.
+                if not loaded or assembly.config.rollout.engine == "jax":
                     assembly.sync(params, version)
                     loaded = True
                 report = _evaluate(assembly, items, settings, config, name, mode, stage, step, reporter)
                 tree = {"stage": stage, "set": name, "mode": mode, "step": step, "key": key}
-                write_json(path, tree | {"report": report_tree(report)})
+                if assembly.crew.first:
+                    write_json(path, tree | {"report": report_tree(report)})
                 stop.raise_if_requested(f"evaluation {stage}: finished sets are kept")
             words.append(f"{name} {mode} {report.success:.1%}")
     return ", ".join(words)
@@ -103,13 +107,21 @@ def _evaluate(
             seed=config.run.seed,
             conditions=assembly.conditions,
             on_done=on_done,
+            run=assembly.run_episodes,
         )
+    if assembly.crew.first:
+        _record(assembly, evaluation.trajectories, name, mode, stage, step)
+    return evaluation.report
+
+
+def _record(
+    assembly: Assembly, trajectories: Sequence[Trajectory], name: str, mode: str, stage: str, step: int
+) -> None:
     where = {"stage": stage, "step": step, "set": name, "mode": mode}
     path = assembly.run.trajectories
     rewind_jsonl(path, lambda row: any(row[k] != v for k, v in where.items()))
-    kept = sample_evaluation(evaluation.trajectories, KEPT_PER_EVALUATION)
+    kept = sample_evaluation(trajectories, KEPT_PER_EVALUATION)
     append_rows(path, [trajectory_row(t, stage=stage, step=step, set_name=name, mode=mode) for t in kept])
-    return evaluation.report
 
 
 def _known(path: Path, key: str) -> EvalReport | None:

@@ -15,6 +15,7 @@ import numpy as np
 from autoforge_jax.config import BatchConfig, Config, RolloutConfig
 from autoforge_jax.errors import TrainingError
 from autoforge_jax.rollout.episode import TaskItem, reference_texts, reference_trajectories
+from autoforge_jax.rollout.formats.choose import FORMATS
 from autoforge_jax.rollout.jobs import EpisodeLimits
 from autoforge_jax.rollout.render import Renderer
 from autoforge_jax.rollout.tokenizer import PolicyTokenizer, train_tokenizer
@@ -59,15 +60,16 @@ def make_tokenizer(run: RunDir, items: Sequence[TaskItem]) -> str:
     """Train the tokenizer on rendered references (or take over that of `model.init_from`), save it, return
     the result line."""
     config = run.config
+    roles = FORMATS[config.render.format].roles
     if config.model.init_from:
-        tokenizer = PolicyTokenizer.load(Path(config.model.init_from))
+        tokenizer = PolicyTokenizer.load(Path(config.model.init_from), roles)
         tokenizer.save(run.tokenizer)
         return f"{tokenizer.vocab_size} ids, from {config.model.init_from}"
     chosen = shuffled(items, config.run.seed)[: config.tokenizer.max_transcripts]
     if not chosen:
         raise TrainingError("the training bundles have no training tasks: raise synthesis.tasks_per_bundle")
     texts = list(reference_texts(chosen, config.render))
-    tokenizer = train_tokenizer(texts, config.tokenizer.vocab_size)
+    tokenizer = train_tokenizer(texts, config.tokenizer.vocab_size, roles)
     tokenizer.save(run.tokenizer)
     sample = texts[:200]
     ids = sum(len(tokenizer.encode_marked(text)) for text in sample)
@@ -78,7 +80,8 @@ def make_tokenizer(run: RunDir, items: Sequence[TaskItem]) -> str:
 
 def load_renderer(run: RunDir) -> Renderer:
     """The renderer over the run's saved tokenizer."""
-    return Renderer(PolicyTokenizer.load(run.tokenizer), run.config.render)
+    render = run.config.render
+    return Renderer(PolicyTokenizer.load(run.tokenizer, FORMATS[render.format].roles), render)
 
 
 def play_references(
@@ -113,7 +116,7 @@ def fits(trajectory: Trajectory, rollout: RolloutConfig, batch: BatchConfig) -> 
     """True when a policy could write this trajectory within the rollout budgets, and it fits a row."""
     longest = EpisodeLimits.of(rollout, batch).context(trajectory.prefix_length)
     return (
-        len(trajectory.token_ids) <= longest
+        max(len(context.token_ids) for context in trajectory.contexts) <= longest
         and len(trajectory.turns) <= rollout.max_turns
         and trajectory.tool_calls <= rollout.max_tool_calls
         and all(turn.action_end - turn.action_start <= rollout.max_turn_tokens for turn in trajectory.turns)

@@ -4,16 +4,19 @@ for ERPO."""
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from autoforge_jax.config import Config, EvalConfig
+from autoforge_jax.data.batch import Batch
 from autoforge_jax.data.drills import lookup_drills
-from autoforge_jax.data.samples import supervised_sample
+from autoforge_jax.data.samples import supervised_samples
 from autoforge_jax.errors import TrainingError
 from autoforge_jax.rollout.jobs import EpisodeLimits
 from autoforge_jax.rollout.render import Renderer
 from autoforge_jax.train.assembly import Assembly
+from autoforge_jax.train.checkpoint import check_draws
 from autoforge_jax.train.evaluate import evaluate
 from autoforge_jax.train.interrupt import StopFlag
 from autoforge_jax.train.metrics import MetricsLog, Reporter, TimeSplit
@@ -21,6 +24,7 @@ from autoforge_jax.train.phase_references import References, shuffled
 from autoforge_jax.train.sft import DrillsFirst, NextBatch, ReferenceBatches, SFTResult, run_sft
 from autoforge_jax.train.state import TrainState
 from autoforge_jax.train.step import SupervisedObjective, make_train_step
+from autoforge_jax.train.together import batches_digest
 from autoforge_jax.types import TrainingSample
 
 PHASE = "warm start"
@@ -62,7 +66,8 @@ def training_batches(config: Config, references: References, renderer: Renderer)
             f"sft.drill_share is {share}, but no reference shows a result with two labelled records; "
             "set it to 0"
         )
-    samples = [*(supervised_sample(trajectory) for trajectory in references.trajectories), *drills]
+    samples = [sample for trajectory in references.trajectories for sample in supervised_samples(trajectory)]
+    samples += drills
 
     def batches(chosen: list[TrainingSample]) -> ReferenceBatches:
         grouped = [replace(sample, group=group) for group, sample in enumerate(chosen)]
@@ -81,18 +86,36 @@ def warm_start(
     saving."""
     config, seed = assembly.config, assembly.config.run.seed
     batches = training_batches(config, references, assembly.renderer)
+    meter, trace = assembly.meter(), assembly.trace("sft")
+
+    def next_batch(step: int) -> Sequence[Batch]:
+        found = batches(step)
+        meter.seen(found)
+        return found
+
     train_step = make_train_step(
-        assembly.forward, assembly.sft_optimizer, SupervisedObjective(), layout=assembly.layout
+        assembly.forward,
+        assembly.sft_optimizer,
+        SupervisedObjective(),
+        layout=assembly.layout,
+        frozen=assembly.frozen,
+        agree=assembly.agree_on_batches,
     )
     probe_items = shuffled(references.items, seed)[: config.sft.probe_tasks]
     restored = assembly.restore("sft")
     state, start = (restored[0], restored[1].step) if restored else (assembly.fresh_state("sft"), 0)
+    if restored:
+        check_draws(restored[1], batches_digest(batches(start)))
     log.rewind(PHASE, start)
-    if success := _reached(log, config, start):  # the process died after the stop rule had spoken
+    success = assembly.crew.of_first("stop rule", lambda: _reached(log, config, start))
+    if success:  # the process died after the stop rule had spoken
         ended = SFTResult(state, start, "success", success)
         return WarmStart(ended.state, ended.steps, _result(ended, config))
     times = TimeSplit()
     clock = time.perf_counter()
+
+    def cursor(done: int) -> dict[str, str]:
+        return {"draws": batches_digest(batches(done))}
 
     def probe(done: int, state: TrainState) -> float:
         with times.measure("probe"):
@@ -106,6 +129,7 @@ def warm_start(
                 name="train_tasks",
                 seed=seed,
                 conditions=assembly.conditions,
+                run=assembly.run_episodes,
             )
         return report.success
 
@@ -117,28 +141,39 @@ def warm_start(
             nonlocal clock
             # Read once: a signal that comes later than the save waits for the next step.
             stopping = stop.requested
-            due = done % config.sft.probe_every == 0 or done == config.sft.steps or stopping
-            if due:
-                with times.measure("checkpoint"):
-                    assembly.save("sft", state, done, done)
             spent = times.take()
             now = time.perf_counter()
-            seconds = {"train": round(now - clock - sum(spent.values()), 4), **spent}
+            learned = now - clock - sum(spent.values())
+            seconds = {"train": round(learned, 4), **spent}
             clock = now
+            trace.reached(done)
+            speed = meter.take(learned) | assembly.machine_metrics()
             compiles = {
                 "compiles": train_step.compile_count,
                 "engine_compiles": assembly.engine.stats()["compiles"],
             }
-            log.write(PHASE, done, metrics | compiles | {"seconds": seconds})
+            log.write(PHASE, done, metrics | compiles | {"seconds": seconds, "speed": speed})
+            # After the step's line: a process that dies in between does the step again, line and all. The
+            # time of a save stands in the line of the next step.
+            if done % config.sft.probe_every == 0 or done == config.sft.steps or stopping:
+                with times.measure("checkpoint"):
+                    assembly.save("sft", state, done, done, cursor(done))
             shown.update(loss=metrics["loss"], entropy=metrics.get("action/entropy", 0.0))
             if "probe_success" in metrics:
                 shown["success"] = metrics["probe_success"]
             bar.update(done, **shown)
             return stopping
 
-        ended = run_sft(
-            state, train_step, batches, config.sft, start_step=start, on_step=on_step, probe=probe
-        )
+        trace.reached(start)
+        try:
+            ended = run_sft(
+                state, train_step, batches, config.sft, start_step=start, on_step=on_step, probe=probe
+            )
+        finally:
+            trace.close()
+    if ended.steps == 0:  # no step, no checkpoint: ERPO starts from this one
+        assembly.save("sft", ended.state, 0, 0, cursor(0))
+    assembly.saved()
     if ended.ended == "stopped":
         stop.raise_if_requested(f"{PHASE}: saved after step {ended.steps} of {config.sft.steps}")
     return WarmStart(ended.state, ended.steps, _result(ended, config))

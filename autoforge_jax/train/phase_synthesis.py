@@ -20,8 +20,8 @@ from typing import Any, Literal
 
 from autoforge_jax.config import RenderConfig, SynthesisConfig
 from autoforge_jax.errors import ConfigError, TrainingError
-from autoforge_jax.rollout.render import prefix_pieces
-from autoforge_jax.train.interrupt import Interrupted, StopFlag
+from autoforge_jax.rollout.formats.choose import chat_format
+from autoforge_jax.train.interrupt import StopFlag
 from autoforge_jax.train.metrics import Reporter
 from autoforge_jax.train.rundir import RunDir, read_json, write_json
 from envgen.interface import Bundle, EnvgenError, Task, load_bundle, synthesize, write_bundle
@@ -223,8 +223,7 @@ def _make(
                             "its traceback is above"
                         )
                 bar.update(sum(counts.values()), documents=len(missing) - len(waiting) - len(running))
-                if stop.requested:
-                    raise Interrupted("synthesis: finished bundles are kept", 128 + stop.signal_number)
+                stop.raise_if_requested("synthesis: finished bundles are kept")
                 time.sleep(0.1)
             _drain(queue, counts)
         finally:
@@ -263,7 +262,8 @@ def load_environments(run: RunDir, listed: list[Source], targets: dict[Source, P
                 "use --fresh to delete them and start over, or --set run.name=… for a new run"
             )
     accounts = [_account(s, b, hashes[b.name], run.config.render) for s, b in loaded.items()]
-    write_json(path, accounts)
+    if run.writes:
+        write_json(path, accounts)
     return Environments(
         train=tuple(b for s, b in loaded.items() if s.role == "train"),
         heldout=tuple(b for s, b in loaded.items() if s.role == "heldout"),
@@ -282,6 +282,6 @@ def _account(source: Source, bundle: Bundle, content_hash: str, render: RenderCo
         "environment_id": bundle.environment_id,
         "content_hash": content_hash,
         "tasks": {split: len(ids) for split, ids in bundle.splits.items()},
-        "prompt": "".join(prefix_pieces(bundle.policy, bundle.tools, render)),
+        "prompt": "".join(chat_format(render).prefix(bundle.policy, bundle.tools)),
         "report": bundle.report.model_dump(mode="json"),
     }

@@ -53,7 +53,7 @@ def trajectory_row(
         "excluded": trajectory.excluded,
         "failure": trajectory.failure,
         "tokens": len(trajectory.token_ids),
-        "sampled_tokens": sum(trajectory.action_mask),
+        "sampled_tokens": trajectory.sampled_tokens,
         "tool_calls": trajectory.tool_calls,
         "tool_errors": trajectory.tool_errors,
         "malformed_calls": trajectory.malformed_calls,

@@ -24,13 +24,14 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from autoforge_jax.config import Config, dump_config
 from autoforge_jax.errors import ConfigError, TrainingError
+from autoforge_jax.train.crew import Crew
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ PHASES: dict[str, PhaseSpec] = {
     "tokenizer": PhaseSpec("synthesis", ("run.seed", "render", "tokenizer", "model.init_from")),
     "references": PhaseSpec("tokenizer", _BUDGETS),
     "eval init": PhaseSpec("references", ("model", "rollout", *_CONDITIONS, *_EVALUATION)),
-    "warm start": PhaseSpec("references", ("model", "batch", "sft", "rollout", *_CONDITIONS)),
+    "warm start": PhaseSpec("references", ("model", "lora", "batch", "sft", "rollout", *_CONDITIONS)),
     "eval before": PhaseSpec("warm start", _EVALUATION),
     "erpo": PhaseSpec("warm start", ("erpo",)),
     "eval after": PhaseSpec("erpo", _EVALUATION),
@@ -64,8 +65,8 @@ PHASES: dict[str, PhaseSpec] = {
 
 NEUTRAL = (
     "run.name", "run.out_dir", "run.compile_cache", "synthesis.workers",
-    "erpo.checkpoint_every", "erpo.keep_checkpoints", "model.remat", "rollout.user_workers",
-    "rollout.sglang", "mesh",
+    "erpo.checkpoint_every", "erpo.keep_checkpoints", "model.remat", "model.remat_saves",
+    "rollout.user_workers", "rollout.sglang", "mesh",
     *(f"{role}.server.{key}" for role in ("user", "judge")
       for key in ("base_url", "api_key_env", "timeout_s", "connect_timeout_s", "retries")),
 )  # fmt: skip
@@ -113,6 +114,12 @@ def _toml_value(value: Any) -> str:
     return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
+def hash_json(value: Any) -> str:
+    """Content hash of a JSON value (a dumped config), independent of key order."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
 def write_atomic(path: Path, text: str) -> None:
     """Write a file so that a reader sees the old or the new content, never a part."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -152,20 +159,26 @@ class PhaseRecord:
 class RunDir:
     """One run's directory. `open` checks it against a config; the phases read and write through it."""
 
-    def __init__(self, root: Path, config: Config) -> None:
+    def __init__(self, root: Path, config: Config, *, writes: bool = True) -> None:
         self.root = root
+        self.writes = writes
+        """False in all but the first of several processes: they read what it writes."""
         self.config = config
         self.keys = phase_keys(config)
         self.records: dict[str, PhaseRecord] = _read_records(root)
 
     @classmethod
-    def open(cls, config: Config, *, fresh: bool = False) -> RunDir:
-        """The run directory of `config`, created when absent.
+    def open(cls, config: Config, *, fresh: bool = False, crew: Crew | None = None) -> RunDir:
+        """The run directory of `config`, created when absent; with several processes by the first.
 
-        ConfigError when it holds results of another config (the message names the keys) or is no run
-        directory at all.
+        ConfigError when it holds results of another config (the message names the keys), is no run directory
+        at all, or is not seen by every process.
         """
         root = Path(config.run.out_dir) / config.run.name
+        return _by_first(root, config, crew or Crew(), lambda: cls._prepare(root, config, fresh))
+
+    @classmethod
+    def _prepare(cls, root: Path, config: Config, fresh: bool) -> RunDir:
         if root.exists() and not root.is_dir():
             raise ConfigError(f"{root} is a file; choose another run.name or run.out_dir")
         foreign = root.is_dir() and any(root.iterdir()) and not (root / "config.json").is_file()
@@ -182,15 +195,19 @@ class RunDir:
         return run
 
     @classmethod
-    def existing(cls, config: Config, *, differing: tuple[str, ...] = ()) -> RunDir:
+    def existing(cls, config: Config, *, differing: tuple[str, ...] = (), crew: Crew | None = None) -> RunDir:
         """The run directory of `config` that must hold results; keys under `differing` may differ from the
         run's."""
         root = Path(config.run.out_dir) / config.run.name
-        if not (root / "config.json").is_file():
-            raise ConfigError(f"{root} holds no run; make one with: autoforge run CONFIG")
-        run = cls(root, config)
-        run._check_config(differing)
-        return run
+
+        def check() -> RunDir:
+            if not (root / "config.json").is_file():
+                raise ConfigError(f"{root} holds no run; make one with: autoforge run CONFIG")
+            run = cls(root, config)
+            run._check_config(differing)
+            return run
+
+        return _by_first(root, config, crew or Crew(), check)
 
     # ---------------------------------------------------------------------------------------------- paths
     @property
@@ -223,6 +240,11 @@ class RunDir:
         """Folder of the Hugging Face export."""
         return self.root / "export"
 
+    @property
+    def trace(self) -> Path:
+        """Folder of profiler traces."""
+        return self.root / "trace"
+
     def checkpoints(self, phase: str) -> Path:
         """Folder of the checkpoints of `sft` or `erpo`."""
         return self.root / "checkpoints" / phase
@@ -243,9 +265,11 @@ class RunDir:
         attempts."""
         before = self.records[phase].seconds if self.started(phase) else 0.0
         self.records[phase] = PhaseRecord(phase, self.keys[phase], done, round(before + seconds, 3), result)
-        write_json(
-            self.root / "phases.json", [vars(self.records[name]) for name in PHASES if name in self.records]
-        )
+        if self.writes:
+            write_json(
+                self.root / "phases.json",
+                [vars(self.records[name]) for name in PHASES if name in self.records],
+            )
 
     # ---------------------------------------------------------------------------------------------- config
     def _check_config(self, differing: tuple[str, ...] = ()) -> None:
@@ -288,6 +312,27 @@ def phase_keys(config: Config) -> dict[str, str]:
         text = json.dumps([keys.get(spec.parent, ""), name, values], sort_keys=True)
         keys[name] = hashlib.sha256(text.encode()).hexdigest()[:16]
     return keys
+
+
+def _by_first(root: Path, config: Config, crew: Crew, prepare: Callable[[], RunDir]) -> RunDir:
+    """The run directory that the first process prepares, as every process sees it."""
+    prepared: list[RunDir] = []
+
+    def records() -> dict[str, PhaseRecord]:
+        prepared.append(prepare())
+        return prepared[0].records
+
+    known = crew.of_first("run directory", records)
+    if crew.first:
+        return prepared[0]
+    if not (root / "config.json").is_file():
+        raise ConfigError(
+            f"{crew.name(crew.index)} does not see {root}: all processes need the same run directory; put "
+            "run.out_dir on a file system that they share"
+        )
+    run = RunDir(root, config, writes=False)
+    run.records = dict(known)
+    return run
 
 
 def _holds_files(folder: Path) -> bool:

@@ -11,9 +11,7 @@ state and `step` stay, `skipped` grows by one.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Protocol
 
 import jax
@@ -25,8 +23,8 @@ from flax import nnx
 from autoforge_jax.config import ERPOConfig
 from autoforge_jax.data.batch import Batch
 from autoforge_jax.model.prefix import SharedPrefixes
-from autoforge_jax.model.sharding import Layout, over_rows, row_axes
-from autoforge_jax.numerics.logprobs import DEFAULT_CHUNK, TokenLogprobs, row_logprobs
+from autoforge_jax.model.sharding import Layout
+from autoforge_jax.numerics.logprobs import DEFAULT_CHUNK, TokenLogprobs
 from autoforge_jax.numerics.losses import (
     LossOutput,
     MetricSums,
@@ -39,16 +37,20 @@ from autoforge_jax.numerics.losses import (
     supervised_loss,
     token_shares,
 )
+from autoforge_jax.train.forward import (
+    Adapted,
+    Forward,
+    batch_logprobs,
+    evaluate_batch,
+    on_layout,
+    penalty_of,
+)
 from autoforge_jax.train.state import Params, TrainState
-
-Forward = Callable[..., tuple[jax.Array, jax.Array]]
-"""(params, tokens, positions, segment_ids[, prefixes]) -> (hidden [rows, tokens, D], unembedding [V, D]).
-Prefixes are passed only for batches that have them; hidden is then [rows, 1 + tokens, D] (`Qwen3.__call__`).
-"""
 
 
 def forward_of(graphdef: nnx.GraphDef) -> Forward:
-    """The forward function of a model that was split with ``nnx.split(model, nnx.Param)``."""
+    """The forward function of a model that was split with ``nnx.split(model, nnx.Param)``. A model with
+    experts adds ``experts.balance`` × the load-balancing loss, mean over layers."""
 
     def forward(
         params: Params,
@@ -56,9 +58,10 @@ def forward_of(graphdef: nnx.GraphDef) -> Forward:
         positions: jax.Array,
         segment_ids: jax.Array,
         prefixes: SharedPrefixes | None = None,
-    ) -> tuple[jax.Array, jax.Array]:
+    ) -> tuple[Any, ...]:
         model: Any = nnx.merge(graphdef, params)
-        return model(tokens, positions, segment_ids, prefixes), model.unembedding()
+        hidden, balance = model.with_balance(tokens, positions, segment_ids, prefixes)
+        return hidden, model.unembedding(), *penalty_of(model.config, balance)
 
     return forward
 
@@ -75,6 +78,10 @@ class Objective(Protocol):
         """The loss's denominator over the whole step, in numpy."""
         ...
 
+    def row_shares(self, batch: Batch) -> jax.Array:
+        """What each row [rows] contributes to the denominator."""
+        ...
+
     def __call__(self, tokens: TokenLogprobs, batch: Batch, denominator: jax.Array) -> LossOutput:
         """The micro-batch's share of the step's loss."""
         ...
@@ -89,6 +96,10 @@ class SupervisedObjective:
     def denominator(self, batches: Sequence[Batch]) -> float:
         """Σ loss weights."""
         return float(sum(np.sum(np.asarray(b.loss_weight), dtype=np.float64) for b in batches))
+
+    def row_shares(self, batch: Batch) -> jax.Array:
+        """Σ loss weights of each row."""
+        return jnp.sum(batch.loss_weight, axis=1)
 
     def __call__(self, tokens: TokenLogprobs, batch: Batch, denominator: jax.Array) -> LossOutput:
         """See `losses.supervised_loss`."""
@@ -113,7 +124,7 @@ class PolicyObjective:
     @classmethod
     def from_config(cls, config: ERPOConfig, temperature: float) -> PolicyObjective:
         """`temperature` is the rollouts' (`rollout.temperature`)."""
-        names = ("ratio", "clip_low", "clip_high", "aggregation", "kl_coefficient", "kl_target")
+        names = PolicyLossConfig.__dataclass_fields__
         return cls(PolicyLossConfig(**{name: getattr(config, name) for name in names}), temperature)
 
     @property
@@ -125,6 +136,12 @@ class PolicyObjective:
         """Σ token shares: weighted loss tokens, or weighted trajectories that have any."""
         shares = [token_shares(b.loss_weight, b.sample_loss_tokens, self.loss.aggregation) for b in batches]
         return float(sum(np.sum(np.asarray(share), dtype=np.float64) for share in shares))
+
+    def row_shares(self, batch: Batch) -> jax.Array:
+        """Σ token shares of each row."""
+        return jnp.sum(
+            token_shares(batch.loss_weight, batch.sample_loss_tokens, self.loss.aggregation), axis=1
+        )
 
     def __call__(self, tokens: TokenLogprobs, batch: Batch, denominator: jax.Array) -> LossOutput:
         """See `losses.policy_loss`."""
@@ -138,6 +155,8 @@ class PolicyObjective:
             sample_loss_tokens=batch.sample_loss_tokens,
             entropy=tokens.entropy,
             ref_logprobs=batch.ref_logprobs,
+            old_logprobs=batch.old_logprobs,
+            staleness=batch.staleness,
         )
         return policy_loss(inputs, self.loss, denominator)
 
@@ -163,9 +182,13 @@ class TrainStep:
         *,
         chunk_size: int = DEFAULT_CHUNK,
         layout: Layout | None = None,
+        frozen: Params | None = None,
+        agree: Callable[[Sequence[Batch]], None] | None = None,
     ) -> None:
         self.objective = objective
+        self._frozen = frozen
         self.layout = layout
+        self._agree = agree
         self._forward, self._optimizer, self._chunk_size = forward, optimizer, chunk_size
         self._traces = 0
         self._metrics: MetricSums | None = None
@@ -185,6 +208,8 @@ class TrainStep:
         Metrics: `loss`, `grad_norm` (before clipping), `update_skipped` (0/1), and the objective's. Waits for
         the device.
         """
+        if self._agree is not None:
+            self._agree(batches)
         denominator = self.objective.denominator(batches)
         if not batches or denominator <= 0:
             state = replace(state, skipped=state.skipped + np.int32(1))
@@ -215,14 +240,15 @@ class TrainStep:
     def lower(self, params: Params, batch: Batch) -> jax.stages.Lowered:
         """The micro-batch program for arrays or shapes, not compiled: for its memory and cost analysis."""
         scale = jax.ShapeDtypeStruct((), jnp.float32)
-        return self._add.lower(jax.eval_shape(self._sums, params, batch, scale), params, batch, scale)
+        sums = jax.eval_shape(self._sums, params, batch, scale, self._frozen)
+        return self._add.lower(sums, params, batch, scale, self._frozen)
 
     def _accumulate(self, params: Params, batches: Sequence[Batch], denominator: float) -> _Sums:
         if self.layout is not None:
             return self._accumulate_on(self.layout, params, batches, denominator)
         scale = jnp.asarray(denominator, jnp.float32)
         if self._metrics is None:
-            self._metrics = jax.eval_shape(self._sums, params, batches[0], scale).metrics
+            self._metrics = jax.eval_shape(self._sums, params, batches[0], scale, self._frozen).metrics
         # Starting from zeros costs nothing and saves compiling a second program without an addition.
         sums = _Sums(
             grads=jax.tree.map(jnp.zeros_like, params),
@@ -230,7 +256,7 @@ class TrainStep:
             metrics=jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), self._metrics),
         )
         for batch in batches:
-            sums = self._add(sums, params, batch, scale)
+            sums = self._add(sums, params, batch, scale, self._frozen)
         return sums
 
     def _accumulate_on(
@@ -239,7 +265,7 @@ class TrainStep:
         """`_accumulate` on a mesh: rows split over devices, sums where the parameters are."""
         scale = np.float32(denominator)
         if self._zeros is None:
-            shapes = jax.eval_shape(self._sums, params, batches[0], scale)
+            shapes = jax.eval_shape(self._sums, params, batches[0], scale, self._frozen)
             owned = layout.of_state(params)
             rest: Any = layout.replicated
             places = _Sums(owned, rest, jax.tree.map(lambda _: rest, shapes.metrics))
@@ -250,14 +276,14 @@ class TrainStep:
             )
             self._add = jax.jit(
                 self._add_micro_batch,
-                in_shardings=(places, owned, rows, rest),
+                in_shardings=(places, owned, rows, rest, layout.of_state(self._frozen)),
                 out_shardings=places,
                 donate_argnums=(0,),
             )
         sums = self._zeros()
         for batch in batches:
             placed = layout.place(batch, jax.tree.map(layout.of_rows, batch))
-            sums = self._add(sums, params, placed, scale)
+            sums = self._add(sums, params, placed, scale, self._frozen)
         return sums
 
     def _apply_update(
@@ -275,24 +301,43 @@ class TrainStep:
             self._applied_on_mesh = True
         return self._apply(state, grads, loss)
 
-    def _add_micro_batch(self, sums: _Sums, params: Params, batch: Batch, denominator: jax.Array) -> _Sums:
+    def _add_micro_batch(
+        self, sums: _Sums, params: Params, batch: Batch, denominator: jax.Array, frozen: Params | None
+    ) -> _Sums:
         self._traces += 1
-        more = self._sums(params, batch, denominator)
+        more = self._sums(params, batch, denominator, frozen)
         return _Sums(
             grads=jax.tree.map(jnp.add, sums.grads, more.grads),
             loss=sums.loss + more.loss,
             metrics=add_metrics(sums.metrics, more.metrics),
         )
 
-    def loss(self, params: Params, batch: Batch, denominator: jax.Array) -> tuple[jax.Array, MetricSums]:
-        """A micro-batch's share of the loss, and its metrics; traceable."""
-        tokens = batch_logprobs(self._forward, params, batch, self.objective.temperature, self._chunk_size)
+    def loss(
+        self, params: Params, batch: Batch, denominator: jax.Array, frozen: Params | None = None
+    ) -> tuple[jax.Array, MetricSums]:
+        """A micro-batch's share of the loss, and its metrics; traceable. frozen: the model under adapters."""
+        given = params if frozen is None else Adapted(frozen, params)
+        tokens, penalty = evaluate_batch(
+            self._forward, given, batch, self.objective.temperature, self._chunk_size
+        )
         output = self.objective(tokens, batch, denominator)
-        return output.loss, output.metrics
+        if penalty is None:
+            return output.loss, output.metrics
+        added = jnp.sum(penalty.loss * self.objective.row_shares(batch)) / denominator
+        loss_tokens = jnp.sum(batch.loss_mask, axis=1, dtype=jnp.float32)
+        metrics = MetricSums(
+            sums=output.metrics.sums | {"router_balance": jnp.sum(penalty.balance * loss_tokens)},
+            maxima=output.metrics.maxima | {"router_load_max": jnp.max(penalty.peak_load)},
+        )
+        return output.loss + added, metrics
 
-    def _sums(self, params: Params, batch: Batch, denominator: jax.Array) -> _Sums:
+    def _sums(
+        self, params: Params, batch: Batch, denominator: jax.Array, frozen: Params | None = None
+    ) -> _Sums:
         with on_layout(self.layout):
-            (loss, metrics), grads = jax.value_and_grad(self.loss, has_aux=True)(params, batch, denominator)
+            (loss, metrics), grads = jax.value_and_grad(self.loss, has_aux=True)(
+                params, batch, denominator, frozen
+            )
         return _Sums(grads=grads, loss=loss, metrics=metrics)
 
     def _update(
@@ -320,29 +365,49 @@ def make_train_step(
     *,
     chunk_size: int = DEFAULT_CHUNK,
     layout: Layout | None = None,
+    frozen: Params | None = None,
+    agree: Callable[[Sequence[Batch]], None] | None = None,
 ) -> TrainStep:
     """The train step of one phase. Keep it for the whole phase: its compiled programs belong to it.
 
+    frozen: with `lora.adapted_forward`, the model whose adapters the state's parameters are; it is read only.
     With a layout the state it is given must lie as ``layout.of_state`` says (`init_state`, a restore).
+    `agree` sees the batches of every update first and raises when they may not be used.
     """
-    return TrainStep(forward, optimizer, objective, chunk_size=chunk_size, layout=layout)
-
-
-def on_layout(layout: Layout | None) -> AbstractContextManager[None]:
-    """Trace for `layout`, or for one device."""
-    return nullcontext() if layout is None else layout.active()
-
-
-def batch_logprobs(
-    forward: Forward, params: Params, batch: Batch, temperature: float, chunk_size: int = DEFAULT_CHUNK
-) -> TokenLogprobs:
-    """Log-probs [rows, tokens] of the batch's loss tokens under `params`; 0 elsewhere."""
-    prefixes = () if batch.prefixes is None else (batch.prefixes,)
-    hidden, unembedding = forward(params, batch.tokens, batch.positions, batch.segment_ids, *prefixes)
-    logprobs = partial(row_logprobs, temperature=temperature, chunk_size=chunk_size, mapped_axes=row_axes())
-    return over_rows(logprobs, (True, False, True, True, True))(
-        hidden, unembedding, batch.tokens, batch.predictor_index, batch.loss_mask
+    return TrainStep(
+        forward, optimizer, objective, chunk_size=chunk_size, layout=layout, frozen=frozen, agree=agree
     )
+
+
+OldLogprobs = Callable[[Params, Sequence[Batch]], list[tuple[Batch, jax.Array]]]
+"""What a `LogprobPass` is to those who call it; with adapters, one that puts the model beside them first."""
+
+
+class LogprobPass:
+    """Log-probs of batches under given parameters, without a gradient: one program for all calls."""
+
+    def __init__(
+        self,
+        forward: Forward,
+        temperature: float,
+        *,
+        chunk_size: int = DEFAULT_CHUNK,
+        layout: Layout | None = None,
+    ) -> None:
+        self._layout = layout
+
+        def logprobs(params: Params, batch: Batch) -> jax.Array:
+            with on_layout(layout):
+                return batch_logprobs(forward, params, batch, temperature, chunk_size).logprobs
+
+        self._function = jax.jit(logprobs, out_shardings=None if layout is None else layout.rows)
+
+    def __call__(self, params: Params, batches: Sequence[Batch]) -> list[tuple[Batch, jax.Array]]:
+        """Each batch (on a mesh: placed on it) with its log-probs [rows, tokens], 0 off the loss mask."""
+        if self._layout is not None:
+            layout = self._layout
+            batches = [layout.place(batch, jax.tree.map(layout.of_rows, batch)) for batch in batches]
+        return [(batch, self._function(params, batch)) for batch in batches]
 
 
 class ReferenceLogprobs:
@@ -360,20 +425,11 @@ class ReferenceLogprobs:
         layout: Layout | None = None,
     ) -> None:
         self._params = params
-        self._layout = layout
-
-        def logprobs(params: Params, batch: Batch) -> jax.Array:
-            with on_layout(layout):
-                return batch_logprobs(forward, params, batch, temperature, chunk_size).logprobs
-
-        self._function = jax.jit(logprobs, out_shardings=None if layout is None else layout.rows)
+        self._pass = LogprobPass(forward, temperature, chunk_size=chunk_size, layout=layout)
 
     def __call__(self, batches: Sequence[Batch]) -> list[Batch]:
         """The batches with `ref_logprobs` filled in."""
-        if self._layout is not None:
-            layout = self._layout
-            batches = [layout.place(batch, jax.tree.map(layout.of_rows, batch)) for batch in batches]
-        return [replace(batch, ref_logprobs=self._function(self._params, batch)) for batch in batches]
+        return [replace(batch, ref_logprobs=found) for batch, found in self._pass(self._params, batches)]
 
 
 def _choose(condition: jax.Array, new: Any, old: Any) -> Any:

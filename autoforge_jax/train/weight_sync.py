@@ -9,6 +9,7 @@ that names the leaf (DESIGN.md §10).
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -79,10 +80,15 @@ def sync_weights(params: Params, version: int, engine: WeightTarget) -> SyncRepo
             f"{len(wrong)} of {len(sent)} parameters arrived changed, first {wrong[0]}; cast or "
             "transformed after load?"
         )
+    return SyncReport(version, len(sent), total_checksum(sent), time.perf_counter() - start)
+
+
+def total_checksum(leaves: Mapping[str, int]) -> int:
+    """One 32-bit number of all leaves' checksums, in their order."""
     total = 0
-    for value in sent.values():
+    for value in leaves.values():
         total = (total * 31 + value) % 2**32
-    return SyncReport(version, len(sent), total, time.perf_counter() - start)
+    return total
 
 
 def leaf_checksums(params: Params) -> dict[str, int]:
@@ -90,8 +96,14 @@ def leaf_checksums(params: Params) -> dict[str, int]:
     every element.
     """
     paths = [path_name(path) for path, _ in jax.tree_util.tree_flatten_with_path(params)[0]]
-    values: Any = jax.device_get(_checksums(jax.tree.leaves(params)))
-    return dict(zip(paths, (int(v) for v in values), strict=True))
+    return dict(zip(paths, checksums(jax.tree.leaves(params)), strict=True))
+
+
+def checksums(leaves: Sequence[jax.Array]) -> list[int]:
+    """One 32-bit checksum per array, computed where it lies; a mesh, also one of several processes, gives
+    what one device gives."""
+    values: Any = jax.device_get(_checksums(list(leaves)))
+    return [int(value) for value in values]
 
 
 @jax.jit
@@ -101,7 +113,13 @@ def _checksums(leaves: list[jax.Array]) -> list[jax.Array]:
 
 def _checksum(leaf: jax.Array) -> jax.Array:
     width = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}[leaf.dtype.itemsize]
-    bits = jax.lax.bitcast_convert_type(leaf, width).astype(jnp.uint32).reshape(-1)
+    bits = jax.lax.bitcast_convert_type(leaf, width).astype(jnp.uint32)
+    # The place of an element, counted along every axis: flattened, an array that is split over a mesh would
+    # have to be gathered first.
+    place = jnp.zeros(leaf.shape, jnp.uint32)
+    stride = 1
+    for axis in reversed(range(leaf.ndim)):
+        place += jax.lax.broadcasted_iota(jnp.uint32, leaf.shape, axis) * jnp.uint32(stride % 2**32)
+        stride *= leaf.shape[axis]
     # Odd multipliers are invertible modulo 2^32: no single changed element can cancel out.
-    place = jnp.arange(bits.shape[0], dtype=jnp.uint32) * jnp.uint32(2_654_435_762) + jnp.uint32(1)
-    return jnp.sum(bits * place, dtype=jnp.uint32)
+    return jnp.sum(bits * (place * jnp.uint32(2_654_435_762) + jnp.uint32(1)), dtype=jnp.uint32)

@@ -15,7 +15,8 @@ import typer
 
 if TYPE_CHECKING:  # only for types: these imports are slow
     from envgen.store import Bundle
-    from envgen.types import Task, ToolDoc
+    from envgen.synthesis.pipeline import Wanted
+    from envgen.types import EnvironmentDraft, Task, ToolDoc
 
 app = typer.Typer(
     name="envgen",
@@ -35,6 +36,24 @@ DocsArgument = Annotated[
 McpOption = Annotated[
     list[str] | None,
     typer.Option("--mcp", metavar="SERVER", help="A running MCP server: a command line, or http(s)://…"),
+]
+DifficultyOption = Annotated[
+    str, typer.Option(metavar="LEVELS", help="Levels wanted: 3, 2-4 or 1,5. All where left out.")
+]
+AnswerOption = Annotated[
+    float,
+    typer.Option(min=0, max=1, help="Share of tasks that ask a question (all, where DOC changes nothing)."),
+]
+ForbiddenOption = Annotated[
+    float,
+    typer.Option(min=0, max=1, help="Share of tasks that ask for what a rule forbids (adds rules)."),
+]
+WorkersOption = Annotated[
+    int, typer.Option(min=1, help="Processes (or Ray tasks) at once. The bundle does not depend on it.")
+]
+ExecutorOption = Annotated[str, typer.Option(help="local, or ray (needs the extra [ray]).")]
+RayOption = Annotated[
+    str, typer.Option(metavar="ADDRESS", help="A running Ray cluster; one is started here when left out.")
 ]
 BundleArgument = Annotated[Path, typer.Argument(metavar="BUNDLE", help="Folder written by envgen synth.")]
 
@@ -63,7 +82,8 @@ def synth_command(
     tasks: Annotated[int, typer.Option(min=1, help="Certified tasks to make, in all.")] = 80,
     heldout: Annotated[int, typer.Option(min=0, help="How many of them are held out.")] = 20,
     seed: Annotated[int, typer.Option(help="Same document, numbers and seed: same bytes.")] = 0,
-    max_difficulty: Annotated[int, typer.Option(min=1, max=4, help="Hardest level of task.")] = 4,
+    max_difficulty: Annotated[int, typer.Option(min=1, max=5, help="Hardest level of task.")] = 5,
+    difficulty: DifficultyOption = "",
     name: Annotated[str | None, typer.Option(help="Name of the bundle; from DOC when left out.")] = None,
     confirm_writes: Annotated[
         list[str] | None,
@@ -100,38 +120,67 @@ def synth_command(
     tries: Annotated[int, typer.Option(min=1, help="Answers to one question, repairs included.")] = 3,
     answer_tokens: Annotated[int, typer.Option(min=64, help="Tokens of one answer, with thinking.")] = 8192,
     concurrency: Annotated[int, typer.Option(min=1, help="Questions to the model at once.")] = 4,
+    community: Annotated[
+        str, typer.Option(metavar="NAME", help="Only this part of a large document (rules).")
+    ] = "",
+    whole: Annotated[
+        bool, typer.Option("--whole", help="One bundle also of a document of 100 tools or more.")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace the bundle that stands at BUNDLE.")] = False,
+    answer_share: AnswerOption = 0.0,
+    forbidden_share: ForbiddenOption = 0.0,
+    workers: WorkersOption = 1,
+    executor: ExecutorOption = "local",
+    ray_address: RayOption = "",
 ) -> None:
     """Make an environment and tasks out of DOC, certify every task, and write them to BUNDLE.
 
     Several documents and servers make one environment, in which they share the records they both speak of.
+    A run that was cut short goes on where it was when the same command is given again.
     """
-    from envgen.cli.views import progress_bar, show_account
-    from envgen.store import write_bundle
-    from envgen.synthesis.pipeline import make_bundle, synthesize
+    from envgen.cli.making import Execution, make
+    from envgen.cli.views import show_account
+    from envgen.synthesis.communities import LARGE
+    from envgen.synthesis.pipeline import make_order, read_and_propose
+    from envgen.synthesis.workspace import workspace_for
 
     if heldout >= tasks:
         raise typer.BadParameter(f"--heldout {heldout} of --tasks {tasks} leaves none to train on; lower it")
-    _check_target(output)
+    _check_target(output, force=force)
+    execution = Execution(executor, workers, ray_address)
+    wanted: Wanted = {
+        "tasks": tasks,
+        "heldout": heldout,
+        "seed": seed,
+        "max_difficulty": max_difficulty,
+        "levels": _levels(difficulty),
+        "confirm_writes": confirm_writes or (),
+        "user_tools": user_tool or (),
+        "answer_share": answer_share,
+        "forbidden_share": forbidden_share,
+    }
+    _check_shares(answer_share, forbidden_share)
+
+    def named(draft: EnvironmentDraft) -> EnvironmentDraft:
+        return draft if name is None else draft.model_copy(update={"name": name})
+
     asked = {"base_url": base_url, "model": model, "api_key_env": api_key_env}
     if proposer == "rules":
         for option, value in {**asked, "cache": cache, "record": record, "replay": replay}.items():
             if value:
                 raise typer.BadParameter(f"--{option.replace('_', '-')} needs --proposer model or hybrid")
-        document = _documents(docs, mcp)
-        with progress_bar() as progress:
-            bundle = synthesize(
-                document,
-                tasks=tasks,
-                heldout=heldout,
-                seed=seed,
-                max_difficulty=max_difficulty,
-                name=name,
-                confirm_writes=confirm_writes or (),
-                user_tools=user_tool or (),
-                progress=progress,
-            )
-            write_bundle(bundle, output)
-        show_account(bundle, output)
+        one = docs[0] if docs and len(docs) == 1 and not mcp else None
+        document = one if one is not None else _documents(docs, mcp)
+        doc, draft = read_and_propose(document, workspace_for(output))
+        if community or (len(doc.tools) >= LARGE and not whole):
+            from envgen.cli.communities import synth_communities
+
+            def make_part(part: EnvironmentDraft, target: Path) -> Bundle:
+                return make(make_order(doc, named(part), **wanted), target, execution)
+
+            synth_communities(doc, draft, output, community, make_part, force=force)
+            return
+        show_account(make(make_order(doc, named(draft), **wanted), output, execution), output)
         return
     from envgen.cli.model import ModelOptions, propose_for, show_model
     from envgen.llm.budget import Budget
@@ -144,30 +193,60 @@ def synth_command(
     options = ModelOptions(
         **asked,
         proposer=proposer,
-        cache=cache,
+        # Without a folder of their own the answers lie with the other stages, until the bundle stands.
+        cache=cache if cache is not None or replay is not None else workspace_for(output).folder / "answers",
         record=record,
         replay=replay,
         budget=Budget(token_budget, cost_budget, *prices),
         asking=AskSettings(tries=tries, max_tokens=answer_tokens, concurrency=concurrency),
     )
     made = propose_for(docs or [], mcp or [], options)
-    draft = made.draft if name is None else made.draft.model_copy(update={"name": name})
-    with progress_bar() as progress:
-        bundle = make_bundle(
-            made.doc,
-            draft,
-            tasks=tasks,
-            heldout=heldout,
-            seed=seed,
-            max_difficulty=max_difficulty,
-            confirm_writes=confirm_writes or (),
-            user_tools=user_tool or (),
-            progress=progress,
-            provenance=made.provenance,
-        )
-        write_bundle(bundle, output)
-    show_account(bundle, output)
+    order = make_order(made.doc, named(made.draft), provenance=made.provenance, **wanted)
+    show_account(make(order, output, execution), output)
     show_model(made, options.budget)
+
+
+@app.command("batch")
+def batch_command(
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="FOLDER", help="Folder of the bundles.")],
+    docs: Annotated[list[Path], typer.Argument(metavar="DOC...", help="Documents, each for itself.")],
+    seeds: Annotated[
+        list[int] | None, typer.Option("--seed", help="May be repeated: a bundle for each. 0 when left out.")
+    ] = None,
+    tasks: Annotated[int, typer.Option(min=1, help="Certified tasks of each bundle.")] = 80,
+    heldout: Annotated[int, typer.Option(min=0, help="How many of them are held out.")] = 20,
+    difficulty: DifficultyOption = "",
+    answer_share: AnswerOption = 0.0,
+    forbidden_share: ForbiddenOption = 0.0,
+    workers: WorkersOption = 1,
+    executor: ExecutorOption = "local",
+    ray_address: RayOption = "",
+) -> None:
+    """Make a bundle of every DOC and seed with the rules, several side by side, and print one table.
+
+    What stands already is not made again. Exit code 1 when some document gives no bundle.
+    """
+    import time
+
+    from envgen.cli.making import Execution, make_many, show_batch
+    from envgen.synthesis.batch import jobs_for
+
+    if heldout >= tasks:
+        raise typer.BadParameter(f"--heldout {heldout} of --tasks {tasks} leaves none to train on; lower it")
+    _check_shares(answer_share, forbidden_share)
+    wanted: Wanted = {
+        "tasks": tasks,
+        "heldout": heldout,
+        "seed": 0,
+        "levels": _levels(difficulty),
+        "answer_share": answer_share,
+        "forbidden_share": forbidden_share,
+    }
+    started = time.perf_counter()
+    rows = make_many(jobs_for(docs, output, seeds or [0], wanted), Execution(executor, workers, ray_address))
+    show_batch(rows, time.perf_counter() - started)
+    if not all(row.bundle for row in rows):
+        raise typer.Exit(1)
 
 
 @app.command("validate")
@@ -186,13 +265,20 @@ def validate_command(bundle: BundleArgument) -> None:
 def show_command(
     bundle: BundleArgument,
     task: Annotated[str | None, typer.Argument(metavar="[TASK]", help="Id of one task.")] = None,
+    provenance: Annotated[
+        bool, typer.Option("--provenance", help="Where every tool, parameter, rule and field comes from.")
+    ] = False,
 ) -> None:
     """Show BUNDLE (tools, state, refused tools, tasks), or one TASK with its reference and certificate."""
     from envgen.cli.show import show_bundle, show_task
     from envgen.store import load_bundle
 
     loaded = load_bundle(bundle)
-    if task is None:
+    if provenance:
+        from envgen.cli.origins import show_provenance
+
+        show_provenance(loaded)
+    elif task is None:
         show_bundle(loaded)
     else:
         show_task(loaded, _find_task(loaded, task))
@@ -256,6 +342,23 @@ def _documents(paths: list[Path] | None, servers: list[str] | None) -> ToolDoc:
     return combine(read)
 
 
+def _levels(text: str) -> tuple[int, ...]:
+    from envgen.synthesis.difficulty import parse_levels
+
+    try:
+        return parse_levels(text) if text else ()
+    except ValueError as error:
+        raise typer.BadParameter(f"--difficulty: {error}") from error
+
+
+def _check_shares(answer_share: float, forbidden_share: float) -> None:
+    if answer_share + forbidden_share > 1:
+        raise typer.BadParameter(
+            f"--answer-share {answer_share} and --forbidden-share {forbidden_share} are more than all tasks; "
+            "together they are at most 1"
+        )
+
+
 def _find_task(bundle: Bundle, task_id: str) -> Task:
     from envgen.errors import TaskError
 
@@ -265,9 +368,14 @@ def _find_task(bundle: Bundle, task_id: str) -> Task:
         raise TaskError(error.args[0]) from error
 
 
-def _check_target(path: Path) -> None:
-    """Refuses a target that cannot be written, before the work is done."""
+def _check_target(path: Path, *, force: bool) -> None:
+    """Refuses a target that cannot be written, or that holds a bundle already, before the work is done."""
     from envgen.errors import BundleError
+
+    if (path / "manifest.json").is_file() and not force:
+        raise BundleError(
+            f"{path}: a bundle stands there already; give --force to replace it, or another path"
+        )
 
     if path.exists() and not (
         path.is_dir() and ((path / "manifest.json").is_file() or not any(path.iterdir()))

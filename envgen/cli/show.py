@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.markup import escape
 
-from envgen.cli.views import cell, compact, console, split_text, table
+from envgen.cli.views import cell, compact, console, coverage_rows, split_text, table
 from envgen.store import Bundle
 from envgen.types import AgentTool, ReferenceStep, StateData, StateField, Task
 
@@ -48,6 +48,12 @@ def show_bundle(bundle: Bundle) -> None:
         for decision in refused:
             rows.add_row(escape(decision.tool), escape(decision.reason), escape(decision.pointer))
         out.print(rows)
+    if bundle.rules:
+        rows = table("rule", "kept by", "from", title="\nrules of the domain")
+        for rule in bundle.rules:
+            keeper = "the tools" if rule.enforced else "the agent"
+            rows.add_row(escape(rule.text), keeper, escape(rule.provenance))
+        out.print(rows)
     rows = table("collection", "field", "type", "note", title="\nstate")
     for collection in bundle.state_schema.collections:
         for index, state_field in enumerate(collection.fields):
@@ -55,6 +61,12 @@ def show_bundle(bundle: Bundle) -> None:
             note = _field_note(state_field, collection.key, collection.label)
             rows.add_row(name, escape(state_field.name), _field_type(state_field), escape(note))
     out.print(rows)
+    covered = coverage_rows(bundle)
+    if covered:
+        rows = table("what", "number", "detail", title="\ncoverage")
+        for what, number, detail in covered:
+            rows.add_row(what, number, escape(detail))
+        out.print(rows)
     rows = table("task", "split", "level", "pattern", "instruction", title="\ntasks")
     owner = {task_id: split for split, ids in bundle.splits.items() for task_id in ids}
     for task in bundle.tasks[:SHOWN_TASKS]:
@@ -85,6 +97,8 @@ def show_task(bundle: Bundle, task: Task) -> None:
     """One task: instruction, facts, blueprint, reference with results, state difference, certificate."""
     out = console()
     out.print(f"[bold]{task.id}[/bold]  {task.pattern}  level {task.difficulty}  clock {task.clock}")
+    if task.traits is not None:
+        out.print(", ".join(f"{name} {number}" for name, number in task.traits.model_dump().items()))
     out.print(f"[bold]instruction[/bold]  {escape(task.instruction)}")
     if task.facts:
         rows = table("fact", "value", "the user says", "when asked for", title="\nuser facts")
@@ -108,7 +122,13 @@ def show_task(bundle: Bundle, task: Task) -> None:
             said += f" (the user calls {step.tool} {compact(step.arguments)})"
         out.print(f"  {index}. {escape(said)}", soft_wrap=True)
         out.print(f"     [green]{escape(result)}[/green]", soft_wrap=True)
-    out.print(f"  closing: {escape(task.closing)}")
+    out.print(f"  closing: {escape(task.closing)}", soft_wrap=True)
+    for slot in task.answers:
+        right = " or ".join(compact(value) for value in slot.accepted)
+        out.print(f"  answer {escape(slot.name)} ({slot.type}): {escape(right)}", soft_wrap=True)
+    if task.refused is not None:
+        call = f"{task.refused.tool} {compact(task.refused.arguments)}"
+        out.print(f"  forbidden by {task.refused.rule}: {escape(call)}", soft_wrap=True)
     rows = table("collection", "key", "change", title="\nstate, initial -> target")
     for collection, key, change in state_changes(task.initial_state, task.accepted_states[0]):
         rows.add_row(escape(collection), escape(key), escape(change))

@@ -101,6 +101,8 @@ def show_account(bundle: Bundle, path: Path) -> None:
     rows.add_row("  dropped", str(sum(report.dropped.values())), "")
     for gate, number in sorted(report.dropped.items(), key=lambda entry: -entry[1]):
         rows.add_row("", str(number), f"by {escape(gate)}")
+    for what, number, detail in coverage_rows(bundle):
+        rows.add_row(what, number, escape(detail))
     for finding in bundle.doc.findings:
         if finding.code in _SAID:
             rows.add_row("", "", escape(f"{finding.code}: {finding.message}"))
@@ -108,6 +110,27 @@ def show_account(bundle: Bundle, path: Path) -> None:
         rows.add_row("", "", escape(f"shared: {name} of {', '.join(files)}"))
     out.print(rows)
     out.print(f"{escape(bundle.environment_id)} -> {escape(str(path))} in {report.seconds:.1f} s")
+
+
+def coverage_rows(bundle: Bundle) -> list[tuple[str, str, str]]:
+    """(what, number, detail) of how much the tasks cover (`envgen.synthesis.coverage`), with every goal that
+    was not reached; nothing for bundles in which it was not measured."""
+    from envgen.synthesis.coverage import shortfalls
+
+    found = bundle.report.coverage
+    if found is None or not found.tasks:
+        return []
+    levels = ", ".join(f"level {level}: {number}" for level, number in found.levels.items())
+    writes = f"{found.unique_write_sequences} of {found.writing_tasks}"
+    idle = ", ".join(f"{reason} {number}" for reason, number in found.edges_idle.items())
+    rows = [
+        ("tool sequences", f"{found.unique_sequences} of {found.tasks}", f"different ones; {levels}"),
+        ("  of write tools", writes, "different ones"),
+        ("  near duplicates", str(found.near_duplicates), ""),
+        ("edges used", f"{found.edges_used} of {found.edges_executable}", f"executable; others: {idle}"),
+    ]
+    rows += [("  unused", "", edge) for edge in found.edges_unused]
+    return [*rows, *(("not reached", "", short) for short in shortfalls(found))]
 
 
 def split_text(bundle: Bundle) -> str:

@@ -23,26 +23,22 @@ wrote.
 from __future__ import annotations
 
 import copy
-import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from envgen.errors import BundleError, EnvUsageError, TaskError, ToolDefect
-from envgen.runtime.context import KeyStyle, ToolContext, key_styles, mix
+from envgen.errors import EnvUsageError, TaskError, ToolDefect
+from envgen.runtime.context import ToolContext, mix
 from envgen.runtime.failures import ToolFailures
 from envgen.runtime.grader import Grader, grader_of
-from envgen.runtime.isolation.episode import IsolatedEpisode
+from envgen.runtime.isolation.episode import IsolatedCall, IsolatedEpisode
 from envgen.runtime.isolation.limits import WorkerLimits
-from envgen.runtime.isolation.pool import WorkerPool
-from envgen.runtime.isolation.remote_tools import remote_tools
-from envgen.runtime.isolation.vetting import is_vetted
-from envgen.runtime.sandbox import Tool, load_tools
+from envgen.runtime.shared import EnvRuntime, runtime_of
 from envgen.runtime.state import State
 from envgen.runtime.statehash import StateHasher
 from envgen.runtime.stepping import Play, Slow, drive, drive_async
-from envgen.runtime.tools import Signature, ToolOutcome, ToolTable, call_tool, compile_tools, error_text
+from envgen.runtime.tools import ToolOutcome, ToolTable, call_tool, error_text
 from envgen.store import Bundle
 from envgen.types import EnvLimits, Message, StepResult, StopReason, Task, ToolCall, UserAction, Verdict
 from envgen.users.actions import UserHands
@@ -50,66 +46,6 @@ from envgen.users.port import NO_ERROR, NotesActions, User, UserError, UserError
 from envgen.users.scripted import ScriptedUser
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, kw_only=True)
-class EnvRuntime:
-    """What all episodes of one bundle share, made once: functions, compiled argument checks, key styles.
-    Read-only.
-
-    ``pool`` holds the workers of a bundle that is not vetted; ``tools`` are then stand-ins that run there."""
-
-    tools: Mapping[str, Tool]
-    table: ToolTable
-    styles: Mapping[str, KeyStyle]
-    collections: tuple[str, ...]
-    pool: WorkerPool | None = None
-    readers: frozenset[str] = frozenset()
-    user_table: ToolTable = field(default_factory=dict[str, Signature])
-    """The user's tools, ``table`` the agent's: neither side can call the other's."""
-
-
-_runtimes: weakref.WeakKeyDictionary[Bundle, dict[WorkerLimits | None, EnvRuntime]] = (
-    weakref.WeakKeyDictionary()
-)
-
-
-def runtime_of(bundle: Bundle, isolation: WorkerLimits | None = None) -> EnvRuntime:
-    """The shared part of a bundle's episodes. Raises UnsafeCodeError for code outside the allow-list.
-
-    Functions of our own rules run here; all others in isolated workers, with the limits ``isolation`` (see
-    ``envgen.runtime.isolation.vetting``). Raises BundleError when the tools the agent sees are not exactly
-    those of the code, or have bad schemas, IsolationError when this machine cannot give a worker.
-    """
-    known = _runtimes.setdefault(bundle, {})
-    runtime = known.get(isolation)
-    if runtime is None:
-        runtime = known[isolation] = make_runtime(
-            bundle, None if is_vetted(bundle) else isolation or WorkerLimits()
-        )
-    return runtime
-
-
-def make_runtime(bundle: Bundle, isolation: WorkerLimits | None) -> EnvRuntime:
-    """A bundle's shared part, in workers when limits are given: ``runtime_of`` decides whether they are."""
-    styles = key_styles(bundle.state_schema)
-    pool = None if isolation is None else WorkerPool(bundle.source, styles, isolation)
-    tools = load_tools(bundle.source) if pool is None else remote_tools(pool)
-    odd = sorted(set(tools) ^ {tool.name for tool in (*bundle.tools, *bundle.user_tools)})
-    if odd:
-        raise BundleError(
-            f"bundle {bundle.name!r}: tools.json and TOOLS of tools.py differ in {', '.join(odd)}; "
-            "every tool the agent (or the user) holds needs a function, and the other way round"
-        )
-    return EnvRuntime(
-        tools=tools,
-        table=compile_tools(bundle.tools),
-        user_table=compile_tools(bundle.user_tools),
-        styles=styles,
-        collections=tuple(c.name for c in bundle.state_schema.collections),
-        readers=frozenset(s.tool for s in bundle.semantics if not s.writes_state),
-        pool=pool,
-    )
 
 
 @dataclass(frozen=True)
@@ -260,12 +196,17 @@ class Env:
                 return observations, StopReason.MAX_TOOL_CALLS
             self.tool_calls += 1
             try:
-                text, is_error = yield from self._run_call(call)
+                if call.parse_error:
+                    made = ToolOutcome(call.parse_error, True, error_text(call.parse_error))
+                else:
+                    made = self._made(self._runtime.table, call.name, call.arguments)
+                outcome = (yield made) if isinstance(made, IsolatedCall) else made
             except ToolDefect as error:
                 self.defect = str(error)
                 return observations, StopReason(error.reason)
+            text = self._observed(call, outcome)
             observations.append(Message(role="tool", content=text, tool_call_id=call.id, name=call.name))
-            if is_error:
+            if outcome.is_error:
                 self.tool_errors += 1
                 if self.tool_errors > self.limits.max_tool_errors:
                     return observations, StopReason.MAX_TOOL_ERRORS
@@ -275,23 +216,22 @@ class Env:
     def _refusals(self) -> int:
         return self._failures.refusals if self._failures is not None else 0
 
-    def _run_call(self, call: ToolCall) -> Play[tuple[str, bool]]:
-        if call.parse_error:
-            return error_text(call.parse_error), True
-        runtime = self._runtime
-        outcome = yield from self._outcome(runtime.table, call.name, call.arguments)
-        if self._failures is not None and not outcome.is_error and call.name in runtime.readers:
+    def _made(
+        self, table: ToolTable, name: str, arguments: str | Mapping[str, Any]
+    ) -> ToolOutcome | IsolatedCall:
+        """A call's outcome, or the call that waits for a worker. Raises ToolDefect."""
+        if self._isolated is not None:
+            return self._isolated.prepare(name, arguments, table)
+        return call_tool(self._runtime.tools, table, self._state, self._context, name, arguments)
+
+    def _observed(self, call: ToolCall, outcome: ToolOutcome) -> str:
+        """The text of the observation: the outcome's, or a part of it."""
+        if self._failures is not None and not outcome.is_error and call.name in self._runtime.readers:
             part = self._failures.after(outcome.value)
             if part:
                 self.tool_calls -= 1
-                return part, False
-        return outcome.text, outcome.is_error
-
-    def _outcome(self, table: ToolTable, name: str, arguments: str | dict[str, Any]) -> Play[ToolOutcome]:
-        if self._isolated is not None:
-            prepared = self._isolated.prepare(name, arguments, table)
-            return prepared if isinstance(prepared, ToolOutcome) else (yield prepared)
-        return call_tool(self._runtime.tools, table, self._state, self._context, name, arguments)
+                return part
+        return outcome.text
 
     def _asked(self, question: Callable[..., T], *words: str) -> Play[T]:
         """What the user says; waited for where it may take its time."""
@@ -303,7 +243,8 @@ class Env:
         try:
             said = self._hands.wanted(content)
             if isinstance(said, UserAction):
-                outcome = yield from self._outcome(self._runtime.user_table, said.tool, said.arguments)
+                made = self._made(self._runtime.user_table, said.tool, said.arguments)
+                outcome = (yield made) if isinstance(made, IsolatedCall) else made
                 said = self._hands.carried_out(said, outcome)
             if said is not None:
                 if isinstance(self._user, NotesActions):

@@ -26,8 +26,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from envgen.errors import TaskError, ToolDefect
 from envgen.runtime.context import ToolContext, mix
 from envgen.runtime.criteria import executed, is_refusal
-from envgen.runtime.env import runtime_of
 from envgen.runtime.grader import grader_of
+from envgen.runtime.shared import runtime_of
 from envgen.runtime.state import State
 from envgen.runtime.tools import call_tool
 from envgen.store import Bundle

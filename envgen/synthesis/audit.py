@@ -6,13 +6,14 @@ from __future__ import annotations
 from envgen.errors import RefusedDocument
 from envgen.proposers.rules import propose
 from envgen.synthesis.catalog import build_catalog
-from envgen.synthesis.pipeline import ShapePlanner
+from envgen.synthesis.difficulty import HARDEST
+from envgen.synthesis.planner import ShapePlanner
+from envgen.synthesis.questions import QuestionPlanner
 from envgen.tooldocs.lint import lint
 from envgen.types import LintFinding, ToolDoc
 
 DRAWS = 15
 """Plans drawn before a document counts as one without tasks; each tries several shapes."""
-HARDEST = 4
 
 
 def audit(doc: ToolDoc) -> tuple[LintFinding, ...]:
@@ -34,9 +35,15 @@ def audit(doc: ToolDoc) -> tuple[LintFinding, ...]:
             found.append(
                 LintFinding(level="warning", code="tool-refused", message=message, pointer=decision.pointer)
             )
-    planner = ShapePlanner(build_catalog(draft), 0, HARDEST)
+    catalog = build_catalog(draft)
+    planner = ShapePlanner(catalog, 0, HARDEST)
+    questions = bool(QuestionPlanner(catalog, 0).locators)
+    if not catalog.writers and questions:
+        return _sorted(found)
     if all(planner.draw() is None for _ in range(DRAWS)):
         message = "no look-up chain leads to the arguments of a write tool, so no task can be set"
+        if questions:
+            message += "; questions can be asked: synth --answer-share 1"
         found.append(LintFinding(level="refusal", code="no-task", message=message, pointer="/"))
     return _sorted(found)
 

@@ -285,6 +285,15 @@ class Recorder:
             raise TaskError(f"step {step} ({self.steps[step].tool}) has nothing at {path!r}")
         return Known(value, "output", f"{step}:{path}", self.steps[step].node)
 
+    def characters(self) -> int:
+        """Characters of the calls and results so far, as they stand in a trajectory."""
+        total = 0
+        for step, output in zip(self.steps, self.outputs, strict=True):
+            total += len(step.thought) + len(step.text)
+            if step.kind != "ask":
+                total += len(step.tool) + len(orjson.dumps(step.arguments)) + len(orjson.dumps(output)) + 30
+        return total
+
     def blueprint(self) -> Blueprint:
         """The DAG recorded so far."""
         return Blueprint(nodes=tuple(self.nodes), edges=tuple(self.edges))

@@ -1,9 +1,4 @@
-"""A draft seen from the planner: which tools show which records, under which parents, with which fields.
-
-Access   one read tool that shows records of a collection, and what it must be told
-Locator  an access plus locators for the parents it must be told: a look-up chain (METHOD.md §2, backward
-chaining)
-"""
+"""A draft seen from the planner: which tools show which records, under which parents, with which fields."""
 
 from __future__ import annotations
 
@@ -13,6 +8,7 @@ from functools import lru_cache
 from typing import Any, cast
 
 from envgen.synthesis.blueprint import parse_path
+from envgen.synthesis.lookups import Access, Link, Locator
 from envgen.synthesis.variants import Variants, variants_of
 from envgen.types import (
     AgentTool,
@@ -27,72 +23,6 @@ from envgen.types import (
 
 MAX_DEPTH = 4
 MAX_LOCATORS = 8
-
-
-@dataclass(frozen=True)
-class Link:
-    """A parameter that carries the key of a parent: ``param`` <- key of ``parent``; children hold it in
-    ``foreign_key``."""
-
-    param: str
-    parent: str
-    foreign_key: str
-    required: bool
-
-
-@dataclass(frozen=True)
-class Access:
-    """One read tool that shows records of ``collection``."""
-
-    tool: str
-    collection: str
-    element: str
-    """Pattern of one record in the result: ``[]``, ``items[]``, ``article`` or empty for the result
-    itself."""
-    fields: tuple[tuple[str, str], ...]
-    """(state field, path inside the element)."""
-    links: tuple[Link, ...]
-    many: bool
-    by_label: str = ""
-    """Parameter of a required filter on the label, for searches."""
-    given: tuple[tuple[str, str], ...] = ()
-    """(parameter, enum field) of required filters: the user says which value (the DRAFT assets)."""
-    mine: tuple[tuple[str, str], ...] = ()
-    """(field, field of the session): only records of the one who is logged in are shown."""
-
-    def path(self, name: str) -> str | None:
-        """Path of a field inside the element, None when the tool does not show it."""
-        for known, path in self.fields:
-            if known == name:
-                return path
-        return None
-
-
-@dataclass(frozen=True)
-class Locator:
-    """A way to see records of a collection, parents included. ``parents[i]`` belongs to
-    ``access.links[i]``; None where the user says the parent's key."""
-
-    access: Access
-    parents: tuple[Locator | None, ...] = ()
-
-    @property
-    def depth(self) -> int:
-        """Number of look-up calls in the chain."""
-        return 1 + sum(p.depth for p in self.parents if p is not None)
-
-    @property
-    def collection(self) -> str:
-        """The collection shown."""
-        return self.access.collection
-
-    def tools(self) -> tuple[str, ...]:
-        """Read tools of the chain, parents first."""
-        names: list[str] = []
-        for parent in self.parents:
-            if parent is not None:
-                names.extend(parent.tools())
-        return (*names, self.access.tool)
 
 
 def container(path: str) -> tuple[str, str]:
@@ -187,9 +117,26 @@ class Catalog:
         return {}
 
     def spoken_key(self, collection: str) -> bool:
-        """True when a person knows a record by its key itself (a username): no look-up is needed for it."""
+        """True when a person knows a record by its key itself (a username, or a number where no tool lists
+        the records): no look-up is needed for it."""
         known = self.collections[collection]
-        return not known.key_generated and known.label in ("", known.key)
+        return (not known.key_generated and known.label in ("", known.key)) or self.unlisted(collection)
+
+    def unlisted(self, collection: str) -> bool:
+        """True when no tool shows the keys of a collection's records before one is known."""
+        known = self.collections[collection]
+        if known.singleton:
+            return False
+        listed = any(a.many and a.path(known.key) is not None for a in self.accesses.get(collection, ()))
+        return not listed and not self.children_show(collection)
+
+    def children_show(self, collection: str) -> bool:
+        """True when a list of other records shows keys of this collection."""
+        return any(
+            a.many and a.path(name) is not None
+            for owner, name in self.children.get(collection, ())
+            for a in self.accesses.get(owner, ())
+        )
 
     def descendants(self, collection: str) -> frozenset[str]:
         """Collections that hang below one, itself excluded."""
@@ -222,7 +169,7 @@ def link_of(
 
 
 def _element(
-    outputs: tuple[OutputBinding, ...], collection: Collection
+    outputs: tuple[OutputBinding, ...], collection: Collection, collections: dict[str, Collection]
 ) -> tuple[str, tuple[tuple[str, str], ...]] | None:
     own = [o for o in outputs if o.collection == collection.name]
     if not own:
@@ -238,7 +185,9 @@ def _element(
     references = {f.references: f.name for f in collection.fields if f.references}
     for binding in outputs:  # a nested parent (article.author.username) shows the foreign key
         element, inner = container(binding.path)
-        if binding.collection in references and element == pattern and inner:
+        owner = collections.get(binding.collection)
+        carries = owner is not None and binding.field == owner.key and binding.collection in references
+        if carries and element == pattern and inner:
             shown.setdefault(references[binding.collection], inner)
     return pattern, tuple(shown.items())
 
@@ -258,25 +207,40 @@ def build_catalog(draft: EnvironmentDraft, *, usable: Callable[[str], bool] = la
     for sem in semantics.values():
         if sem.writes_state or sem.verb not in ("list", "search", "get") or sem.collection not in collections:
             continue
-        if sem.where or (sem.verb == "get" and not collections[sem.collection].singleton):
+        said = _said_where(sem, collections[sem.collection].entity) if sem.where else ("", "")
+        if sem.where and said == ("", ""):
+            continue  # nothing in its name says which records it shows
+        single = sem.verb == "get" and not collections[sem.collection].singleton
+        if single and sem.key is None:
             continue
-        found = _element(sem.outputs, collections[sem.collection])
-        if found is None:
+        found = _element(sem.outputs, collections[sem.collection], collections)
+        if found is None or (single and "[]" in found[0]):
             continue
         must = frozenset(_required(tools[sem.tool].parameters, ""))
+        preset = tuple(
+            (b.field, sem.defaults[b.param])
+            for b in sem.filters
+            if b.op == "eq" and b.param in sem.defaults and b.param not in must and not b.required
+        )
+        if preset and said == ("", ""):  # a list that shows the available ones unless told otherwise
+            said = (" ".join(str(value) for _, value in preset), "")
         links: list[Link] = []
         by_label, blocked = "", False
         given: list[tuple[str, str]] = []
+        if single and sem.key is not None:
+            links.append(Link(sem.key.param, sem.collection, collections[sem.collection].key, True))
         for binding in (*sem.scope, *sem.filters):
             link = link_of(binding, sem, fields, collections)
             needed = binding.required or binding.param in must
-            if link is not None and (needed or binding in sem.scope):
+            if link is not None and (needed or binding in sem.scope or binding.op == "eq"):
                 if all(link.param != known.param for known in links):
                     links.append(Link(link.param, link.parent, link.foreign_key, needed))
             elif needed and binding.field == collections[sem.collection].label and not by_label:
                 by_label = binding.param
             elif needed and binding.op == "eq" and (binding.collection, binding.field) in fields:
-                blocked = blocked or not fields[binding.collection, binding.field].enum
+                held = fields[binding.collection, binding.field]
+                told = binding in sem.scope and held.type == "string" and binding.collection == sem.collection
+                blocked = blocked or not (held.enum or told)
                 given.append((binding.param, binding.field))
             elif needed:
                 blocked = True
@@ -294,6 +258,8 @@ def build_catalog(draft: EnvironmentDraft, *, usable: Callable[[str], bool] = la
                     by_label,
                     tuple(given),
                     tuple(sem.where_session.items()),
+                    (*sem.where.items(), *preset),
+                    said,
                 )
             )
 
@@ -305,12 +271,60 @@ def build_catalog(draft: EnvironmentDraft, *, usable: Callable[[str], bool] = la
         tools=tools,
         accesses={name: tuple(found) for name, found in accesses.items()},
         locators={},
-        writers=tuple(s for s in semantics.values() if s.writes_state),
+        # An amount is no value of a field: the planner of tasks does not say one yet.
+        writers=tuple(s for s in semantics.values() if s.writes_state and not s.deltas),
         children={name: tuple(found) for name, found in children.items()},
         variants={name: found for name in collections if (found := variants_of(name, semantics)) is not None},
     )
     catalog.locators.update({name: tuple(_locators(catalog, name, MAX_DEPTH)) for name in collections})
+    lists = dict(catalog.locators)
+    for _ in range(2):  # the second time, from records that were themselves shown one by one
+        singles = {name: tuple(_singles(catalog, name)) for name in collections}
+        catalog.locators.update({name: (*lists[name], *more) for name, more in singles.items()})
     return catalog
+
+
+def _said_where(sem: ToolSemantics, entity: str) -> tuple[str, str]:
+    """The words of a tool's name beside verb and noun: ``list_starred_repositories`` shows starred ones,
+    ``GetArticlesFeed`` those of a feed."""
+    words = [
+        w for w in field_words(sem.tool) if w not in ("get", "list", "search", "find", "fetch", "show", "all")
+    ]
+    own = field_words(entity)
+    at = next((i for i, w in enumerate(words) if w[:4] == own[-1][:4]), -1)
+    if at < 0:
+        return "", ""
+    before = [w for w in words[:at] if w not in own]
+    after = words[at + 1 :]
+    if len(before) == 1 and not after:
+        return before[0], ""
+    return ("", f"from my {after[0]}") if len(after) == 1 and not before else ("", "")
+
+
+def _singles(catalog: Catalog, collection: str) -> list[Locator]:
+    """Calls that show one record whose key is known: from a list that shows less of it, from another record
+    that refers to it, or because the user says it."""
+    key = catalog.collections[collection].key
+    found: list[Locator] = []
+    for access in catalog.accesses.get(collection, ()):
+        if not access.single or len(access.links) > 1:
+            continue
+        shown = {name for name, _ in access.fields}
+        ways: list[tuple[Locator | None, str]] = []
+        if catalog.spoken_key(collection):
+            ways.append((None, ""))
+        for locator in catalog.locators[collection]:
+            if locator.access.many and locator.access.path(key) is not None:
+                lacks = shown - {name for name, _ in locator.access.fields}
+                ways += [(locator, "")] if lacks and locator.depth < MAX_DEPTH else []
+        for owner, name in catalog.children.get(collection, ()):
+            for locator in catalog.locators[owner] if owner != collection else ():
+                path = locator.access.path(name)
+                usable = locator.access.many or (locator.access.single and locator.depth == 1)
+                if path is not None and usable and not is_nested(path) and locator.depth < 3:
+                    ways.append((locator, name))
+        found += [Locator(access, (way,), (answer,)) for way, answer in ways[:MAX_LOCATORS]]
+    return found
 
 
 def _locators(catalog: Catalog, collection: str, depth: int) -> list[Locator]:
@@ -319,6 +333,8 @@ def _locators(catalog: Catalog, collection: str, depth: int) -> list[Locator]:
     if depth < 1:
         return found
     for access in catalog.accesses.get(collection, ()):
+        if access.single:
+            continue
         required = tuple(link for link in access.links if link.required)
         optional = tuple(link for link in access.links if not link.required)
         options = [required] + [(*required, link) for link in optional]

@@ -1,29 +1,33 @@
 """Gates of DESIGN.md §7: every task proves itself before it ships, with no model.
 
-1 replay · 2 noop · 3 write_dropped · 4 mutants · 5 equivalents · 6 knowable · 8 leak · 9 duplicate. Gate 1
-runs in fresh processes for a whole bundle at once (`envgen.synthesis.replay`), gate 9 looks at all tasks of a
-bundle; the others run here on one task, on the real functions and the real grader. What the user does with
-tools of its own counts as a write like the agent's. Tasks that want a go-ahead before some call have one gate
-more (`envgen.synthesis.conversations`).
+1 replay · 2 noop · 3 write_dropped · 4 mutants · 5 equivalents · 6 knowable · 7 binding · 8 leak · 9
+duplicate. Gate 1 runs in fresh processes for a whole bundle at once (`envgen.synthesis.replay`), gate 9
+looks at all tasks of a bundle; the others run here on one task, on the real functions and the real grader.
+What the user does with tools of its own counts as a write like the agent's. Tasks that want a go-ahead
+before some call have one gate more (`envgen.synthesis.conversations`).
 """
 
 from __future__ import annotations
 
+import hashlib
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from envgen.errors import TaskError
 from envgen.store import Bundle
+from envgen.synthesis.answers import AnswerGates, leaked, why_not_known
+from envgen.synthesis.bench import Workbench, workbench
+from envgen.synthesis.bindings import Bindings
 from envgen.synthesis.catalog import build_catalog
 from envgen.synthesis.conversations import Conversations, confirms
 from envgen.synthesis.equivalents import Equivalents
+from envgen.synthesis.forbidden import PolicyGate
 from envgen.synthesis.knowledge import check_knowable, says
 from envgen.synthesis.mutants import MUTANTS, MutantMaker
 from envgen.synthesis.replay import Replayed, replay_bundle, replay_fresh
 from envgen.synthesis.runner import Runner, Write
 from envgen.synthesis.schema import read_argument
-from envgen.synthesis.tasks import Workbench, workbench
 from envgen.types import Certificate, EnvironmentDraft, GateResult, Task
 
 MIN_MUTANTS = 10
@@ -36,7 +40,10 @@ class Prover(Runner):
         super().__init__(bench)
         self._maker = MutantMaker(self)
         self.equivalents = Equivalents(bench)
+        self.bindings = Bindings(bench)
         self.conversations = Conversations(bench)
+        self.answers = AnswerGates(bench)
+        self.policy = PolicyGate(bench)
         names = [t.name for t in bench.catalog.tools.values() if _is_technical(t.name)]
         pattern = "|".join(rf"(?<!\w){re.escape(n)}(?!\w)" for n in names)
         self._tool_names = re.compile(pattern) if names else None
@@ -52,11 +59,14 @@ class Prover(Runner):
         chosen = [
             self.leak,
             self.knowable,
+            self.bindings.gate,
             self.noop,
             self.write_dropped,
-            self.equivalents.gate,
-            self.mutants,
+            self.answers.equivalents if task.answers else self.equivalents.gate,
+            self.answers.mutants if task.answers else self.mutants,
         ]
+        if self.catalog.draft.rules:
+            chosen.append(self.policy.gate)
         if confirms(task):
             chosen.append(self.conversations.gate)
         for gate in chosen:
@@ -112,6 +122,9 @@ class Prover(Runner):
             outputs = self.outputs(task)
         except TaskError as error:
             return GateResult(gate="knowable", passed=False, detail=str(error))
+        unknown = why_not_known(task, outputs, self.catalog)
+        if unknown:
+            return GateResult(gate="knowable", passed=False, detail=unknown)
         return check_knowable(task, outputs, self.catalog)
 
     def leak(self, task: Task) -> GateResult:
@@ -121,8 +134,13 @@ class Prover(Runner):
         found = self._tool_names.search(text) if self._tool_names else None
         if found:
             return GateResult(gate="leak", passed=False, detail=f"tool name {found.group()!r}")
+        answer = leaked(task)
+        if answer:
+            return GateResult(gate="leak", passed=False, detail=answer)
         words = set(re.findall(r"[\w-]+", text))
         for collection in self.schema.collections:
+            if self.catalog.unlisted(collection.name):
+                continue  # the user knows these by their ids, there is no other way
             if not collection.key_generated or self.bench.styles[collection.name].integer:
                 continue
             for state in (task.initial_state, *task.accepted_states):
@@ -143,20 +161,47 @@ class Prover(Runner):
 
 
 class Duplicates:
-    """Gate 9: no two tasks of a bundle have the same instruction, apart from upper and lower case."""
+    """Gate 9: no two tasks of a bundle are near-duplicates: the same calls in the same order, and
+    instructions that differ in one word or less (upper and lower case and punctuation aside). Two tasks with
+    the same instruction are duplicates whatever their calls."""
 
     def __init__(self) -> None:
-        self._seen: dict[str, str] = {}
+        self._same: dict[str, str] = {}
+        self._near: dict[bytes, str] = {}
+        self._noted = 0
 
     def gate(self, task: Task) -> GateResult:
         """Compare a task with those noted so far."""
-        known = self._seen.get(task.instruction.casefold())
+        words = _words(task)
+        known = self._same.get(" ".join(words))
         detail = "" if known is None else f"same instruction as {known}"
-        return GateResult(gate="duplicate", passed=known is None, tried=len(self._seen), detail=detail)
+        if known is None:
+            known = next((n for mask in _masks(task, words) if (n := self._near.get(mask)) is not None), None)
+            detail = (
+                "" if known is None else f"same calls as {known}, and the instruction differs in one word"
+            )
+        return GateResult(gate="duplicate", passed=known is None, tried=self._noted, detail=detail)
 
     def note(self, task: Task) -> None:
         """Remember a task that was kept."""
-        self._seen.setdefault(task.instruction.casefold(), task.id)
+        words = _words(task)
+        self._same.setdefault(" ".join(words), task.id)
+        for mask in _masks(task, words):
+            self._near.setdefault(mask, task.id)
+        self._noted += 1
+
+
+def _words(task: Task) -> list[str]:
+    return re.findall(r"[\w.@:/-]*\w", task.instruction.casefold())
+
+
+def _masks(task: Task, words: list[str]) -> Iterator[bytes]:
+    """The instruction with each of its words left open, after the tools of the reference; as short digests: a
+    task costs a few kilobytes."""
+    tools = " ".join(step.tool or step.kind for step in task.reference)
+    for index in range(len(words)):
+        text = "\n".join([tools, *words[:index], "*", *words[index + 1 :]])
+        yield hashlib.blake2b(text.encode(), digest_size=12).digest()
 
 
 def _is_technical(name: str) -> bool:
@@ -175,6 +220,7 @@ def draft_of(bundle: Bundle) -> EnvironmentDraft:
         policy=bundle.policy,
         decisions=bundle.decisions,
         user_tools=bundle.user_tools,
+        rules=bundle.rules,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -68,6 +69,10 @@ class Footprint:
     writes: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
     read_records: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
     written_records: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
+    named_records: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
+    """Records that are only called by their names: they must be there, whatever else happens to them."""
+    unsettled_records: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
+    """Written records whose names may change, or that go."""
 
     def clashes(self, other: Footprint) -> bool:
         """True when the order of the two could matter, or both touch one record."""
@@ -76,6 +81,8 @@ class Footprint:
             or _overlap(other.writes, self.reads)
             or bool(self.written_records & (other.read_records | other.written_records))
             or bool(other.written_records & self.read_records)
+            or bool(self.unsettled_records & other.named_records)
+            or bool(other.unsettled_records & self.named_records)
         )
 
 
@@ -87,15 +94,28 @@ def _overlap(writes: set[tuple[str, str]], reads: set[tuple[str, str]]) -> bool:
     )
 
 
-def needs_of(catalog: Catalog, shapes: list[DemandShape]) -> tuple[set[tuple[str, str]], set[str]]:
-    """Fields the world must populate for some shapes, and the collections they look at."""
-    needs: set[tuple[str, str]] = set()
-    busy: set[str] = set()
+@dataclass
+class Needs:
+    """What a world must offer for the shapes of a task."""
+
+    fields: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
+    """(collection, field) that records carry."""
+    uses: Counter[str] = field(default_factory=Counter[str])
+    """Collection -> how many times the task looks at it."""
+    where: list[tuple[str, str, Any]] = field(default_factory=list[tuple[str, str, Any]])
+    """(collection, field or path, value) that most of its records meet."""
+
+
+def needs_of(catalog: Catalog, shapes: list[DemandShape]) -> Needs:
+    """What the world must offer for some shapes."""
+    found = Needs()
+    needs, busy = found.fields, found.uses
     for shape in shapes:
-        busy.add(shape.semantics.collection)
+        busy[shape.semantics.collection] += 1
         for rule in shape.semantics.preconditions:
             if rule.field:
                 needs.add((rule.collection, rule.field))
+        needs.update((shape.semantics.collection, b.field) for b in shape.semantics.scope)
         if shape.target is not None:
             needs.update((shape.semantics.collection, name) for name in shape.semantics.constants)
             if shape.semantics.toggles:
@@ -104,17 +124,19 @@ def needs_of(catalog: Catalog, shapes: list[DemandShape]) -> tuple[set[tuple[str
             if pick.selector.field:
                 needs.add((pick.locator.collection if pick.locator else pick.yields, pick.selector.field))
             if pick.locator is None:
-                busy.add(pick.yields)
+                busy[pick.yields] += 1
                 continue
             needs.add((pick.locator.collection, pick.answer))
             queue = [pick.locator]
             while queue:
                 locator = queue.pop()
-                busy.add(locator.collection)
+                busy[locator.collection] += 1
+                found.where += [(locator.collection, path, value) for path, value in locator.access.where]
+                needs.update((locator.collection, name) for name in locator.answers if name)
                 needs.update((locator.collection, link.foreign_key) for link in locator.access.links)
                 needs.update((locator.collection, name) for _, name in locator.access.given)
                 queue.extend(p for p in locator.parents if p is not None)
-    return needs, busy
+    return found
 
 
 def static_footprint(catalog: Catalog, shape: DemandShape) -> Footprint:
@@ -127,6 +149,8 @@ def static_footprint(catalog: Catalog, shape: DemandShape) -> Footprint:
         if pick.locator is None:
             continue
         collection = pick.locator.collection
+        if pick.selector.kind in ("label", "only", "compare"):
+            continue  # named records: nothing but a change of these very records matters
         if pick.selector.field:
             print_.reads.add((collection, pick.selector.field))
         elif pick.selector.kind == "all":
@@ -141,6 +165,12 @@ def static_footprint(catalog: Catalog, shape: DemandShape) -> Footprint:
     if semantics.verb != "create":
         toggled = (semantics.toggles,) if semantics.toggles else ()
         print_.writes.update(
-            (name, f) for f in (*(v.binding.field for v in shape.values), *semantics.constants, *toggled)
+            (name, f)
+            for f in (
+                *(v.binding.field for v in shape.values),
+                *semantics.constants,
+                *semantics.increments,
+                *toggled,
+            )
         )
     return print_

@@ -8,44 +8,67 @@ real functions and compares what comes out with what was decided here. Any disag
 from __future__ import annotations
 
 import random
+from collections.abc import Collection
 from typing import Any
 
-from envgen.synthesis.catalog import Catalog, Locator
+from envgen.synthesis.catalog import Catalog
 from envgen.synthesis.choices import Choice, Demand, Footprint, Unfit, Value, static_footprint
+from envgen.synthesis.fitting import Fitting
+from envgen.synthesis.lookups import Locator
 from envgen.synthesis.shapes import TEXTS, DemandShape, Pick, Selector, ValuePlan
 from envgen.synthesis.values import ValueMaker
 from envgen.synthesis.world import World, session_value
 from envgen.types import Record, ToolSemantics
 
 
-class Chooser:
+class Chooser(Fitting):
     """Chooses records and values for shapes, tuning the world where a goal needs it."""
 
     def __init__(self, catalog: Catalog, world: World, maker: ValueMaker, rng: random.Random) -> None:
-        self.catalog = catalog
-        self.world = world
-        self.maker = maker
-        self.rng = rng
+        super().__init__(catalog, world, maker, rng)
         self.labels_given: dict[str, set[str]] = {}
         self.read: set[tuple[str, str]] = set()
+        self.named: set[tuple[str, str]] = set()
+        self.gentle = False
+        """True while the demand changes nothing that a record could be called by."""
         self.written: set[tuple[str, str]] = set()
+        self.compared: set[tuple[str, str]] = set()
+        """Fields that decided some choice: their values stay."""
 
-    def demand(self, shape: DemandShape) -> tuple[Demand, Footprint]:
-        """Realise one shape. Raises Unfit when the world does not allow it."""
+    def demand(self, shape: DemandShape, outer: Demand | None = None) -> tuple[Demand, Footprint]:
+        """Realise one shape. ``outer``: the demand whose new record it hangs under. Raises Unfit when the
+        world does not allow it."""
         print_ = static_footprint(self.catalog, shape)
         target = None
         semantics = shape.semantics
+        self.gentle = semantics.verb in ("set", "toggle")
         if shape.target is not None:
             target = self.choose(shape.target, print_, acted_on=semantics)
             self._prepare(target, semantics)
             for record in target.chosen:
                 key = record.get(target.pick.answer)
                 print_.written_records.add((semantics.collection, str(key)))
+            if not self.gentle:
+                print_.unsettled_records |= print_.written_records
             print_.read_records -= print_.written_records
-        values = tuple(self._value(plan, semantics, target, print_) for plan in shape.values)
+            print_.named_records -= print_.written_records
+        values = self._values(shape, target, outer, print_)
         self.read |= print_.read_records
+        self.named |= print_.named_records
         self.written |= print_.written_records
         return Demand(shape, target, values), print_
+
+    def _values(
+        self, shape: DemandShape, target: Choice | None, outer: Demand | None, print_: Footprint
+    ) -> tuple[Value, ...]:
+        """Values of a shape in its order. Parents are chosen first: they decide which days there are."""
+        made: dict[int, Value] = {}
+        for chosen in (True, False):
+            for index, plan in enumerate(shape.values):
+                if (plan.pick is not None or plan.kind == "created") == chosen:
+                    made[index] = self._value(plan, shape.semantics, target, print_, made.values(), outer)
+        self._must_fit(shape.semantics, {}, target, made.values(), outer)
+        return tuple(made[index] for index in range(len(shape.values)))
 
     # ----------------------------------------------------------------------------------------- records
     def choose(self, pick: Pick, print_: Footprint, acted_on: ToolSemantics | None = None) -> Choice:
@@ -54,8 +77,9 @@ class Chooser:
             records = self._allowed(self.world.records(pick.yields), pick.yields, acted_on)
             if not records:
                 raise Unfit(f"no record of {pick.yields} to name")
-            anchor = self.rng.choice(records)
-            self._read(print_, pick.yields, anchor)
+            free = [r for r in records if self._free(pick.yields, r, acted_on is not None)]
+            anchor = self.rng.choice(free or records)
+            self._read(print_, pick.yields, anchor, named=True)
             return Choice(pick, anchor, (anchor,))
         collection = pick.locator.collection
         group = self._group(pick)
@@ -68,6 +92,9 @@ class Chooser:
             candidates = [r for r in candidates if self._free(collection, r, acted_on is not None)]
         if pick.answer != self.catalog.collections[collection].key and kind in ("label", "lookup"):
             candidates = [r for r in candidates if r.get(pick.answer) is not None]
+        if kind == "label":
+            label = self.catalog.collections[collection].label
+            candidates = [r for r in candidates if r.get(label) is not None]
         if kind == "lookup" and collection in self.catalog.variants:
             candidates = [r for r in candidates if r.get(field_name) is not None]
         if not candidates:
@@ -84,12 +111,17 @@ class Chooser:
             if len(group) < 2:
                 raise Unfit("nothing to compare")
             label = self.catalog.collections[collection].label
-            pair = self.rng.sample(group, 2)
+            free = [r for r in group if self._free(collection, r, acted_on is not None)]
+            pair = self.rng.sample(free if len(free) > 1 else group, 2)
+            if any(r.get(label) is None for r in pair):
+                raise Unfit("a record without a name")
             anchor = self._extreme(pair, field_name, pick.selector.order)
             chosen, names = [anchor], tuple(str(r[label]) for r in pair)
         elif kind == "filter":
             value, chosen = self._filter(group, collection, field_name, acted_on)
             anchor = chosen[0]
+        elif kind == "only":
+            anchor, chosen = group[0], group[:1]
         elif kind == "all":
             if len(group) < 2 or (field_name and any(r.get(field_name) is None for r in group)):
                 raise Unfit("too few records to count or add up")
@@ -98,15 +130,34 @@ class Chooser:
             if len(group) < 2:
                 raise Unfit("a superlative needs two records or more")
             anchor = self._extreme(group, field_name, pick.selector.order)
+            anchor = self._freed(collection, group, anchor, field_name, acted_on is not None)
             chosen = [anchor]
+        if field_name:
+            self.compared.add((collection, field_name))
+        named = kind == "label" and pick.answer == self.catalog.collections[collection].key
         for record in chosen if kind != "all" else ():
-            self._read(print_, collection, record)
+            self._read(print_, collection, record, named=named)
         if kind == "compare":
             for record in group:
                 if str(record.get(self.catalog.collections[collection].label)) in names:
                     self._read(print_, collection, record)
         parents = self._parents(pick, anchor, print_)
         return Choice(pick, anchor, tuple(chosen), parents, value, names, self._given(pick, anchor))
+
+    def _freed(
+        self, collection: str, group: list[Record], extreme: Record, field_name: str, acted_on: bool
+    ) -> Record:
+        """The record with the extreme value. Where an earlier demand stands in its way, another one gets the
+        value, as long as nothing hangs on it yet."""
+        pairs = {name for pair in self.sense.pairs[collection] for name in pair}
+        if self._free(collection, extreme, acted_on) or (collection, field_name) in self.compared:
+            return extreme
+        free = [r for r in group if self._free(collection, r, acted_on)]
+        if not free or field_name in pairs:
+            return extreme
+        other = self.rng.choice(free)
+        other[field_name], extreme[field_name] = extreme[field_name], other[field_name]
+        return other
 
     def _given(self, pick: Pick, anchor: Record) -> tuple[tuple[str, Any], ...]:
         """Values for required filters, in the parameter's own spelling."""
@@ -121,13 +172,16 @@ class Chooser:
             found.append((param, same[0]))
         return tuple(found)
 
-    def _read(self, print_: Footprint, collection: str, record: Record) -> None:
-        print_.read_records.add((collection, str(record.get(self.catalog.collections[collection].key))))
+    def _read(self, print_: Footprint, collection: str, record: Record, *, named: bool = False) -> None:
+        place = (collection, str(record.get(self.catalog.collections[collection].key)))
+        (print_.named_records if named else print_.read_records).add(place)
 
     def _free(self, collection: str, record: Record, acted_on: bool) -> bool:
         """True when no earlier demand of the task stands in the way of using a record."""
         place = (collection, str(record.get(self.catalog.collections[collection].key)))
-        return place not in self.written and not (acted_on and place in self.read)
+        if acted_on and (place in self.read or (not self.gentle and place in self.named)):
+            return False
+        return place not in self.written
 
     def _group(self, pick: Pick) -> list[Record]:
         """The records one look-up of the chain shows together; mostly the largest such group."""
@@ -135,15 +189,16 @@ class Chooser:
         if locator is None:
             raise Unfit("no look-up")
         groups: dict[tuple[str, ...], list[Record]] = {}
-        for record in self.world.records(locator.collection):
+        for record in self._shown(locator):
             keys = [record.get(link.foreign_key) for link in locator.access.links]
             keys += [record.get(name) for _, name in locator.access.given]
-            if any(record.get(name) != session_value(self.world, own) for name, own in locator.access.mine):
-                continue
             if all(k is not None and not isinstance(k, list) for k in keys):
                 groups.setdefault(tuple(map(str, keys)), []).append(record)
         if not groups:
             raise Unfit(f"{locator.collection} is empty")
+        if pick.selector.kind == "only":
+            free = [g for g in groups.values() if self._free(locator.collection, g[0], True)]
+            return self.rng.choice(free or list(groups.values()))
         by_size = sorted(groups.values(), key=len, reverse=True)
         plain = pick.selector.kind in ("label", "lookup")
         return self.rng.choice(by_size) if plain and self.rng.random() < 0.35 else by_size[0]
@@ -172,6 +227,8 @@ class Chooser:
     ) -> tuple[Any, list[Record]]:
         """Make two (sometimes three) of a group share a value that the others do not have."""
         held = self.catalog.fields[collection, field_name]
+        if any(field_name == name for name, _, _ in self.sense.kinds(collection)):
+            raise Unfit(f"{field_name} goes with the parent of each record")
         options = list(held.enum) or ([True, False] if held.type == "boolean" else [])
         if len(group) < 3 or len(options) < 2:
             raise Unfit("too few records to act on several")
@@ -193,71 +250,80 @@ class Chooser:
         if locator is None:
             return ()
         found: list[Choice] = []
-        for link, parent in zip(locator.access.links, locator.parents, strict=True):
-            table = self.world.state[link.parent]
-            record = table.get(str(anchor[link.foreign_key]))
+        for index, (link, parent) in enumerate(zip(locator.access.links, locator.parents, strict=True)):
+            answer = locator.answer(index)
+            if answer and parent is not None:  # the key stands in a record of another collection
+                owner = parent.collection
+                record = self._referring(parent, answer, anchor[link.foreign_key])
+            else:
+                owner, answer = link.parent, self.catalog.collections[link.parent].key
+                record = self.world.state[link.parent].get(str(anchor[link.foreign_key]))
             if record is None:
                 raise Unfit(f"{link.parent} has no record {anchor[link.foreign_key]!r}")
-            known = self.catalog.collections[link.parent]
-            self._read(print_, link.parent, record)
-            selector = _name_selector(self.catalog, link.parent, parent)
-            up = Pick(parent, selector, link.parent, known.key)
+            self._read(
+                print_, owner, record, named=not answer or answer == self.catalog.collections[owner].key
+            )
+            selector = _name_selector(self.catalog, owner, parent)
+            up = Pick(parent, selector, link.parent, answer)
             value = record.get(selector.field) if selector.kind == "lookup" else None
             if selector.kind == "lookup" and value is None:
                 raise Unfit(f"{link.parent} has nothing to be known by")
+            if selector.kind == "lookup" and parent is not None and not self._singled(up, record, value):
+                raise Unfit(f"{selector.field} does not single out one record")
             above = self._parents(up, record, print_)
             found.append(Choice(up, record, (record,), above, value, given=self._given(up, record)))
         return tuple(found)
 
-    def _prepare(self, target: Choice, semantics: ToolSemantics) -> None:
-        """Give the record(s) acted on what the tool demands, and something to change."""
-        name = semantics.collection
-        for chosen in target.chosen:
-            record = self.world.state[name].get(str(chosen.get(target.pick.answer)))
-            if record is None:
-                raise Unfit(f"{name} has no record {chosen.get(target.pick.answer)!r}")
-            for rule in semantics.preconditions:
-                if rule.kind == "no_children":
-                    self._send_away(rule.collection, rule.field, name, str(chosen.get(target.pick.answer)))
-                if rule.collection != name or not rule.field:
-                    continue
-                current = record.get(rule.field)
-                if rule.kind == "field_equals":
-                    record[rule.field] = rule.value
-                elif rule.kind == "field_in" and current not in rule.value:
-                    record[rule.field] = self.rng.choice(list(rule.value))
-                elif rule.kind == "field_not_equals" and current == rule.value:
-                    record[rule.field] = self._other(name, rule.field, rule.value)
-            if semantics.verb != "create":
-                for field_name, value in semantics.constants.items():
-                    if record.get(field_name) == value:
-                        record[field_name] = self._other(name, field_name, value)
+    def _referring(self, locator: Locator, name: str, key: Any) -> Record | None:
+        """A record that a look-up shows and that refers to a key."""
+        found = [r for r in self._shown(locator) if r.get(name) == key]
+        return self.rng.choice(found) if found else None
 
-    def _send_away(self, children: str, foreign_key: str, collection: str, key: str) -> None:
-        """Give the children of a record that must have none to other parents."""
-        owner = self.catalog.collections[collection]
-        others = [r[owner.key] for k, r in self.world.state[collection].items() if k != key]
-        for child in self.world.records(children):
-            if str(child.get(foreign_key)) == key:
-                if not others:
-                    raise Unfit(f"nowhere to put the {children} of {key}")
-                child[foreign_key] = self.rng.choice(others)
+    def _singled(self, pick: Pick, record: Record, value: Any) -> bool:
+        """True when nothing beside a record in its list has this value."""
+        links = pick.locator.access.links if pick.locator else ()
+        near = [
+            r
+            for r in self._shown(pick.locator)
+            if all(r.get(link.foreign_key) == record.get(link.foreign_key) for link in links)
+        ] if pick.locator else []  # fmt: skip
+        return sum(r.get(pick.selector.field) == value for r in near) == 1
 
-    def _other(self, collection: str, field_name: str, value: Any) -> Any:
-        held = self.catalog.fields[collection, field_name]
-        options = [o for o in held.enum if o != value]
-        if isinstance(value, bool):
-            return not value
-        if options:
-            return self.rng.choice(options)
-        raise Unfit(f"no other value for {collection}.{field_name}")
+    def _shown(self, locator: Locator) -> list[Record]:
+        """The records of a collection that a look-up can show at all."""
+        access = locator.access
+        return [
+            r
+            for r in self.world.records(locator.collection)
+            if all(r.get(name) == session_value(self.world, own) for name, own in access.mine)
+            and all(self._followed(locator.collection, r, path) == value for path, value in access.where)
+        ]
+
+    def _followed(self, collection: str, record: Record, path: str) -> Any:
+        """The value of ``field`` or, through a foreign key, of ``field.field``."""
+        name, _, rest = path.partition(".")
+        if not rest:
+            return record.get(name)
+        owner = self.catalog.fields[collection, name].references
+        behind = self.world.state.get(owner, {}).get(str(record.get(name)))
+        return self._followed(owner, behind, rest) if behind is not None else None
 
     # ------------------------------------------------------------------------------------------ values
     def _value(
-        self, plan: ValuePlan, semantics: ToolSemantics, target: Choice | None, print_: Footprint
+        self,
+        plan: ValuePlan,
+        semantics: ToolSemantics,
+        target: Choice | None,
+        print_: Footprint,
+        made: Collection[Value] = (),
+        outer: Demand | None = None,
     ) -> Value:
         if plan.pick is not None:
             choice = self.choose(plan.pick, print_)
+            for _ in range(4):  # what is on a list cannot be put there again
+                if not self._there_already(plan, semantics, choice):
+                    break
+                choice = self.choose(plan.pick, print_)
             if plan.kind in ("key", "copy"):
                 value = choice.anchor.get(plan.pick.answer)
                 if value is None:
@@ -279,43 +345,36 @@ class Chooser:
             {str(r.get(held.name)) for r in self.world.records(collection.name)} if distinct else set[str]()
         )
         taken |= self.labels_given.get(collection.name, set()) if distinct else set()
+        days = self._days(semantics, held.name, target, made, outer)
+        _, parents = self._after(semantics, target, made, outer)
+        inherited = self.sense.given(semantics.collection, held.name, parents)
+        value: Any = None
         for _ in range(24):
-            value = self.maker.value(collection, held, schema)
+            value = inherited if inherited is not None else self.maker.value(collection, held, schema)
             if value is None:
                 break
+            if days is not None:
+                if not days:
+                    raise Unfit(f"no day for {collection.name}.{held.name}")
+                value = self.rng.choice(days) + str(value)[10:]
             if held.type == "boolean" and target is not None:
                 current = self._current(target, semantics, held.name)
                 value = not current if isinstance(current, bool) else value
             try:
                 self._must_change(plan, semantics, target, value)
+                self._must_fit(semantics, {held.name: value}, target, made, outer)
             except Unfit:
                 continue
             if str(value) not in taken:
                 if distinct:
                     self.labels_given.setdefault(collection.name, set()).add(str(value))
                 return Value(plan, value)
+        if held.name == collection.label and isinstance(value, str) and value in taken:
+            name = self.maker.pool.longer(self.rng, value)
+            if name not in taken:
+                self.labels_given.setdefault(collection.name, set()).add(name)
+                return Value(plan, name)
         raise Unfit(f"no fresh value for {collection.name}.{held.name}")
-
-    def _current(self, target: Choice, semantics: ToolSemantics, field_name: str) -> Any:
-        record = self.world.state[semantics.collection].get(str(target.anchor.get(target.pick.answer)), {})
-        return record.get(field_name)
-
-    def _must_change(
-        self, plan: ValuePlan, semantics: ToolSemantics, target: Choice | None, value: Any
-    ) -> None:
-        """A write that leaves its field as it was would make doing nothing right."""
-        if target is None or semantics.verb == "create":
-            record = self.world.state[semantics.collection].get("self") if semantics.key is None else None
-            if record is not None and record.get(plan.binding.field) == value:
-                raise Unfit("the goal is already true")
-            return
-        for chosen in target.chosen:
-            record = self.world.state[semantics.collection].get(str(chosen.get(target.pick.answer)), {})
-            if record.get(plan.binding.field) == value:
-                raise Unfit("the goal is already true")
-            variants = self.catalog.variants.get(semantics.collection)
-            if variants is not None and not variants.fits(record, plan.binding.field):
-                raise Unfit(f"a record of this kind has no {plan.binding.field}")
 
 
 def _name_selector(catalog: Catalog, collection: str, locator: Locator | None) -> Selector:

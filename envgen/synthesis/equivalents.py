@@ -21,9 +21,10 @@ from envgen.runtime.criteria import ANSWER
 from envgen.runtime.state import State
 from envgen.runtime.tools import call_tool
 from envgen.synthesis.blueprint import fetch, split_reference
+from envgen.synthesis.graph import keyed_collection
 from envgen.synthesis.runner import Runner, Write
 from envgen.synthesis.schema import place_argument
-from envgen.types import GateResult, Task
+from envgen.types import GateResult, ParamBinding, Task
 
 MAX_ORDERS = 24
 """All orders of four independent writes."""
@@ -186,11 +187,15 @@ class Equivalents(Runner):
                 place_argument(arguments, source.param, fetch(path, results[at]))
         return arguments
 
+    def _keyed(self, binding: ParamBinding) -> bool:
+        """True when a parameter names a record, and not just says a word."""
+        return bool(keyed_collection(self.catalog.schema, binding.collection, binding.field))
+
     def _wrong(self, task: Task, index: int) -> list[Write]:
         """The step's call with a record that does not exist; where it names none, without arguments."""
         step = task.reference[index]
         semantics = self.catalog.semantics[step.tool]
-        named = next((b for b in (semantics.key, *semantics.scope) if b is not None), None)
+        named = next((b for b in (semantics.key, *semantics.scope) if b is not None and self._keyed(b)), None)
         if named is None or (semantics.verb == "create" and named is semantics.key):
             return [Write(step.tool, {})] if self.catalog.required(step.tool) else []
         schema = self.catalog.parameter(step.tool, named.param)

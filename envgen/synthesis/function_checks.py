@@ -36,6 +36,12 @@ class CheckWriter:
             self._scope(binding)
         for binding in (*self.sem.writes, *self.sem.filters):
             self._reference(binding)
+        for delta in self.sem.deltas:
+            amount, held = variable(delta.param), f"record.get({literal(delta.field)}, 0)"
+            self.fail(f"{amount} <= 0", f"{delta.param} must be more than 0.")
+            if delta.message:
+                gone = f"{held} < {amount}" if delta.sign < 0 else f"{held} < -{amount}"
+                self.fail(gone, delta.message)
         for rule in self.sem.preconditions:
             if rule.kind == "exists":
                 continue

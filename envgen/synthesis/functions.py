@@ -81,7 +81,11 @@ class _Writer(CheckWriter):
 
     def _bindings(self) -> list[ParamBinding]:
         key = [self.sem.key] if self.sem.key else []
-        return [*key, *self.sem.scope, *self.sem.filters, *self.sem.writes]
+        amounts = [
+            ParamBinding(param=d.param, collection=self.col.name, field=d.field, required=True)
+            for d in self.sem.deltas
+        ]
+        return [*key, *self.sem.scope, *self.sem.filters, *self.sem.writes, *amounts]
 
     def _signature(self) -> list[str]:
         required: dict[str, bool] = {}
@@ -290,6 +294,10 @@ class _Writer(CheckWriter):
             parts.append(
                 f"{literal(name)}: record.get({literal(name)}, 0) {'+' if amount >= 0 else '-'} {abs(amount)}"
             )
+        for delta in self.sem.deltas:
+            sign = "+" if delta.sign > 0 else "-"
+            held = f"record.get({literal(delta.field)}, 0)"
+            parts.append(f"{literal(delta.field)}: {held} {sign} {variable(delta.param)}")
         for field in self.col.fields:
             if is_clock(field.name, field.policy, creation=False) and self.sem.writes:
                 parts.append(f"{literal(field.name)}: ctx.now()")

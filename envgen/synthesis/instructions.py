@@ -7,142 +7,24 @@ demand has several templates (``data/phrases.json``), chosen by the task's own r
 
 from __future__ import annotations
 
-import random
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
-from envgen.synthesis.catalog import Catalog, field_words
-from envgen.synthesis.choices import Choice, Demand, Value
+from envgen.synthesis.catalog import field_words
+from envgen.synthesis.choices import Choice, Demand, Unfit, Value
+from envgen.synthesis.nouns import Nouns
 from envgen.synthesis.wording import (
     article,
-    happened_verb,
-    is_counted,
     listing,
-    owned,
     phrases,
     plural,
     quote,
-    say,
 )
 from envgen.types import ToolSemantics
 
 
-class Speaker:
+class Speaker(Nouns):
     """Words for one catalog; ``rng`` chooses among templates."""
-
-    def __init__(self, catalog: Catalog, rng: random.Random) -> None:
-        self.catalog = catalog
-        self.rng = rng
-
-    # ----------------------------------------------------------------------------------------- nouns
-    def entity(self, collection: str) -> str:
-        """``special event``."""
-        return self.catalog.collections[collection].entity
-
-    def field(self, collection: str, name: str) -> str:
-        """Words of a field without the entity's own name: ``assetName`` of an asset is ``name``."""
-        words = field_words(name)
-        own = field_words(self.entity(collection))
-        if words[:1] == ["is"] and len(words) > 1:
-            words = words[1:]
-        if len(words) > len(own) and words[: len(own)] == own:
-            words = words[len(own) :]
-        elif len(words) > 1 and own and words[0] == own[-1]:
-            words = words[1:]
-        if len(words) > 1 and words[-1] in ("id", "ids"):
-            words = words[:-1]
-        return " ".join(words)
-
-    def record(self, choice: Choice) -> str:
-        """A noun phrase for the record(s) of a choice, parents included."""
-        pick = choice.pick
-        noun = self._noun(choice)
-        known = self.catalog.collections[choice.collection]
-        kind = pick.selector.kind
-        words = self.field(choice.collection, pick.selector.field) if pick.selector.field else ""
-        place = self.place(choice)
-        if kind == "label":
-            label = known.label or known.key
-            said = f"the {noun} {quote(choice.anchor.get(label))}{place}"
-        elif kind == "lookup":
-            link = (
-                " "
-                if words in ("body", "text", "content", "message") and not known.label
-                else f" with {words} "
-            )
-            said = f"the {noun}{link}{quote(choice.value)}{place}"
-        elif kind == "filter":
-            condition = self.condition(choice.value, words)
-            trailing = condition.startswith("that")  # "every task in the list X that is not completed"
-            said = f"every {noun}{place} {condition}" if trailing else f"every {noun} {condition}{place}"
-        elif kind == "compare":
-            comparative = self._comparative(choice.collection, pick.selector.field, pick.selector.order)
-            first, second = (quote(n) for n in choice.names)
-            said = f"whichever of the {plural(noun)} {first} and {second}{place} {comparative}"
-        elif kind == "all":
-            said = f"the {plural(noun)}{place}" if place else f"all {plural(noun)}"
-        else:
-            said = self._superlative(noun, words, kind) + place
-        if pick.locator is not None and pick.locator.access.mine:
-            said = owned(said).replace(f"every {noun}", f"each of my {plural(noun)}", 1)
-        if pick.answer != known.key and pick.yields != choice.collection:
-            said = f"the {self.field(choice.collection, pick.answer)} of {said}"
-        return said
-
-    def _noun(self, choice: Choice) -> str:
-        """``asset``, or ``DRAFT asset`` where the look-up must be told a value."""
-        return " ".join([*(say(value) for _, value in choice.given), self.entity(choice.collection)])
-
-    def _superlative(self, noun: str, words: str, kind: str) -> str:
-        if words in phrases()["money"] and self.rng.random() < 0.6:
-            return f"the {'cheapest' if kind == 'argmin' else 'most expensive'} {noun}"
-        happened = happened_verb(words)
-        if happened and kind in ("earliest", "latest"):
-            return f"the {noun} {happened} {'first' if kind == 'earliest' else 'last'}"
-        if is_counted(words) and kind in ("argmin", "argmax"):
-            return f"the {noun} with the {'fewest' if kind == 'argmin' else 'most'} {words}"
-        how = {"argmin": "lowest", "argmax": "highest", "earliest": "earliest", "latest": "latest"}[kind]
-        return f"the {noun} with the {how} {words}"
-
-    def _comparative(self, collection: str, name: str, order: str) -> str:
-        words = self.field(collection, name)
-        happened = happened_verb(words)
-        if happened and self.catalog.fields[collection, name].type in ("date", "datetime"):
-            return f"was {happened} {'earlier' if order == 'min' else 'later'}"
-        if self.catalog.fields[collection, name].type in ("date", "datetime"):
-            return f"has the {'earlier' if order == 'min' else 'later'} {words}"
-        if words in phrases()["money"]:
-            return f"is {'cheaper' if order == 'min' else 'more expensive'}"
-        if is_counted(words):
-            return f"has {'fewer' if order == 'min' else 'more'} {words}"
-        return f"has the {'lower' if order == 'min' else 'higher'} {words}"
-
-    def condition(self, value: Any, words: str) -> str:
-        """``that is not completed``, ``with priority high``."""
-        if isinstance(value, bool):
-            if words in phrases()["adjectives"]:
-                return f"that is {'' if value else 'not '}{words}"
-            return f'with "{words}" {say(value)}'
-        return f"with {words} {quote(value)}"
-
-    def place(self, choice: Choice) -> str:
-        """`` in the group "Works" of the project "Delta"``."""
-        if not choice.parents:
-            return ""
-        named = [f"the {self.entity(p.collection)} {quote(self.name_of(p))}" for p in choice.parents]
-        above: list[str] = []
-        parents = tuple(up for p in choice.parents for up in p.parents)
-        while parents:
-            above += [f"{self.entity(p.collection)} {quote(self.name_of(p))}" for p in parents]
-            parents = tuple(up for p in parents for up in p.parents)
-        preposition = self._preposition(choice.parents[0].collection, "of")
-        return f" {preposition} {' and '.join(named)}" + (f" ({', '.join(above)})" if above else "")
-
-    def name_of(self, choice: Choice) -> Any:
-        """What a record is called by."""
-        if choice.pick.selector.kind == "lookup":
-            return choice.value
-        known = self.catalog.collections[choice.collection]
-        return choice.anchor.get(known.label or known.key)
 
     # ---------------------------------------------------------------------------------------- values
     def value(self, value: Value, target: str) -> str:
@@ -168,8 +50,12 @@ class Speaker:
         if value.plan.kind == "hidden":
             return f"{article(words)}{words} that I will tell you"
         said = self.value(value, words)
-        if isinstance(value.value, dict):
-            return said
+        if isinstance(value.value, dict):  # the method of a setting speaks for itself, a name does not
+            members = cast("dict[str, Any]", value.value)
+            plain = any(field_words(name)[-1:] in _PLAIN for name in members)
+            return f"{words} {said}" if plain else said
+        if isinstance(value.value, bool) and value.choice is None:
+            return f'"{words}" set to {said}'
         if (
             value.plan.kind == "copy"
             and value.choice is not None
@@ -185,9 +71,13 @@ class Speaker:
         semantics = demand.semantics
         if semantics.verb == "create":
             return self._create(demand, outer)
-        if demand.target is None:
+        if demand.target is None and outer is not None:
+            demand = replace(demand, values=tuple(v for v in demand.values if v.plan.kind != "created"))
+            reference = self.new(outer)
+        elif demand.target is None:
             return self._own(demand)
-        reference = self.record(demand.target)
+        else:
+            reference = self.record(demand.target)
         if semantics.verb == "delete":
             verb = field_words(semantics.tool)[0]
             if verb in phrases()["delete_verbs"] and verb not in ("delete", "remove"):
@@ -200,9 +90,12 @@ class Speaker:
         return self._update(demand, reference)
 
     def _toggle(self, demand: Demand, reference: str) -> str:
-        assert demand.target is not None
-        words = self.field(demand.semantics.collection, demand.semantics.toggles)
-        now = bool(demand.target.anchor.get(demand.semantics.toggles))
+        name = demand.semantics.toggles
+        words = self.field(demand.semantics.collection, name)
+        if demand.target is not None:
+            now = bool(demand.target.anchor.get(name))
+        else:  # of a record just made
+            now = bool(self.catalog.fields[demand.semantics.collection, name].default)
         if words in phrases()["adjectives"]:
             return self.rng.choice(phrases()["mark_false" if now else "mark_true"]).format(
                 ref=reference, word=words
@@ -249,6 +142,9 @@ class Speaker:
         said = self.value(value, words)
         if isinstance(value.value, bool) and value.choice is None:
             return f'set "{words}" to {said} for {reference}'
+        if isinstance(value.value, (list, dict)) or value.plan.kind in ("copy", "sum"):
+            # "make the name of Mia the name of Max": which one changes?
+            return f"set the {words} of {reference} to {said}"
         if value.plan.binding.field == self.catalog.collections[collection].label:
             kind = "rename"
         else:
@@ -270,29 +166,6 @@ class Speaker:
             return self.rng.choice(phrases()["self_ask"]).format(field=words)
         return self.rng.choice(phrases()["self"]).format(field=words, value=self.value(value, words))
 
-    def noun(self, semantics: ToolSemantics) -> str:
-        """What a create tool makes: its own words where they end in the entity (``command task``), else
-        the entity."""
-        entity = self.entity(semantics.collection)
-        words = field_words(semantics.tool)
-        verbs = {*phrases()["create_verbs"], *phrases()["generic_verbs"]}
-        rest = words[1:] if words and words[0] in verbs else words
-        last = entity.split()[-1]
-        owners = {
-            word
-            for binding in semantics.scope
-            for parent in (
-                self.catalog.fields[binding.collection, binding.field].references,
-                binding.collection,
-            )
-            if parent and parent != semantics.collection
-            for word in field_words(self.entity(parent))
-        }
-        if rest and rest[-1] in (last, plural(last)):
-            own = [word for word in rest[:-1] if word not in owners or word in field_words(entity)]
-            return " ".join([*own, last])
-        return entity
-
     def _create(self, demand: Demand, outer: Demand | None) -> str:
         semantics = demand.semantics
         collection = semantics.collection
@@ -307,15 +180,15 @@ class Speaker:
         for value in sorted(demand.values, key=_spoken_order):
             if value.plan.kind == "created" and outer is not None:
                 parent = outer.semantics.collection
-                first = first or f"that new {self.entity(parent)}"
-                place += f" {self._preposition(parent)} that new {self.entity(parent)}"
+                first = first or self.new(outer)
+                place += f" {self._preposition(parent)} {self.new(outer)}"
             elif value.plan.kind == "key" and value.plan.binding.param in scopes and value.choice is not None:
                 first = first or self.record(value.choice)
                 place += f" {self._preposition(value.choice.pick.yields)} {self.record(value.choice)}"
             elif value.plan.kind == "key" and value.choice is not None:
                 first = first or self.record(value.choice)
                 place += f" for {self.record(value.choice)}"
-            elif value.plan.binding.field == label and value.plan.kind == "literal":
+            elif value.plan.binding.field == label and value.plan.kind == "literal" and _is_name(label):
                 name = (
                     f" called {quote(value.value)}" if self.rng.random() < 0.5 else f" {quote(value.value)}"
                 )
@@ -353,22 +226,23 @@ class Speaker:
         last = field_words(self.entity(demand.semantics.collection))[-1]
         return last not in words and plural(last) not in words
 
-    def _preposition(self, collection: str, other: str = "for") -> str:
-        last = field_words(self.entity(collection))[-1]
-        return "in" if last in phrases()["containers"] else other
-
     # ------------------------------------------------------------------------------------------- text
     def instruction(self, demands: list[Demand], nested: dict[int, int]) -> str:
         """The user's opening message. ``nested[i] = j``: demand i hangs under what demand j creates."""
         clauses = [self.demand(d, demands[nested[i]] if i in nested else None) for i, d in enumerate(demands)]
+        for outer in {nested[i] for i in nested}:
+            made = demands[outer].semantics.collection
+            alike = sum(d.semantics.verb == "create" and d.semantics.collection == made for d in demands)
+            if alike > 1 and self.new(demands[outer]).startswith("that"):
+                raise Unfit("which of the new ones?")
         opener = self.rng.choice(phrases()["openers"])
         text = clauses[0]
         if len(clauses) == 1:
             text = text + "."
         else:
             joiner = self.rng.choice(phrases()["joiners"])
-            if len(clauses) > 2:
-                text = ". Then ".join(clauses[:-1])
+            for index, clause in enumerate(clauses[1:-1]):
+                text += f". {_STEPS[index % len(_STEPS)]} {clause}"
             text = joiner.format(a=text, b=clauses[-1])
         if opener == "Could you ":
             head, dot, tail = text.partition(". ")
@@ -386,6 +260,19 @@ class Speaker:
         return self.rng.choice(phrases()["facts"]).format(
             field=self.field(collection, name), value=quote(value)
         )
+
+
+_PLAIN = (["name"], ["title"], ["value"], ["type"], ["label"], ["description"], ["id"], ["text"])
+"""Last words of members that could be those of the record itself."""
+_STEPS = ("Then", "Next,", "Then", "Also", "After that,")
+"""How the demands between the first and the last begin."""
+
+
+def _is_name(label: str) -> bool:
+    """True for fields that hold what a thing is called; an order has a symbol, and is not called by it."""
+    return field_words(label)[-1:] != [] and field_words(label)[-1] in (
+        "name", "title", "label", "username", "login", "filename", "subject", "branch", "heading", "nickname",
+    )  # fmt: skip
 
 
 def _spoken_order(value: Value) -> int:

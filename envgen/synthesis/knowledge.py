@@ -28,14 +28,14 @@ def check_knowable(task: Task, outputs: list[Any], catalog: Catalog) -> GateResu
             if source is None:
                 reason = "no source is declared"
             else:
-                reason = _unknown(task, index, step, source, value, outputs, catalog)
+                reason = why_unknown(task, index, step, source, value, outputs, catalog)
             if reason:
                 detail = f"step {index} {step.tool}.{param}={value!r}: {reason}"
                 return GateResult(gate="knowable", passed=False, tried=tried, detail=detail)
     return GateResult(gate="knowable", passed=True, tried=tried)
 
 
-def _unknown(
+def why_unknown(
     task: Task,
     index: int,
     step: ReferenceStep,

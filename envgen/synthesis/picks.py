@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from envgen.synthesis.catalog import Catalog, Link, Locator, field_words, is_nested, link_of
+from envgen.synthesis.catalog import Catalog, field_words, is_nested, link_of
+from envgen.synthesis.lookups import Link, Locator
 from envgen.synthesis.shapes import DATES, NUMBERS, Pick, Selector, SelectorKind
 from envgen.types import ParamBinding, StateField, ToolSemantics
 
@@ -35,6 +36,13 @@ class PickSampler:
     rng: random.Random
     used: Counter[str] = field(default_factory=Counter[str])
     """How often each tool was chosen so far."""
+    edges_used: Counter[tuple[str, str, str]] = field(default_factory=Counter[tuple[str, str, str]])
+    """How often each edge was walked so far."""
+
+    def mark(self, tools: Iterable[str], times: int = 1) -> None:
+        """Count some tools as used; ``times=-1`` takes that back."""
+        for tool in tools:
+            self.used[tool] += times
 
     def _rare(self, options: list[Any], name: Callable[[Any], str]) -> Any:
         weights = [1.0 / (1 + self.used[name(o)]) ** 1.5 for o in options]
@@ -50,29 +58,71 @@ class PickSampler:
         single: bool = False,
         delete: bool = False,
         avoid: frozenset[str] = frozenset(),
+        to: tuple[str, str] = ("", ""),
+        tells: frozenset[str] = frozenset(),
     ) -> Pick | None:
-        """A way to arrive at the key of a record of ``collection``."""
+        """A way to arrive at the key of a record of ``collection``. ``to``: the tool and parameter that
+        take it; ways that few tasks went so far are preferred. ``tells``: further fields of the record that
+        the look-up has to show."""
         key = self.catalog.collections[collection].key
         options: list[tuple[Locator, str]] = [
             (locator, key)
             for locator in self.catalog.locators[collection]
             if locator.access.many and locator.access.path(key) is not None
         ]
-        spoken = self.catalog.spoken_key(collection)
-        if spoken or not options:
-            options += self._via(collection)
+        direct = len(options)
+        options += self._via(collection)
+        kept = [not self._settled(locator, answer, collection, to[0]) for locator, answer in options]
+        direct = sum(kept[:direct])
+        options = [option for option, keep in zip(options, kept, strict=True) if keep]
+        if tells:
+            options = [
+                o for o in options[:direct] if all(o[0].access.path(name) is not None for name in tells)
+            ]
+        spoken = self.catalog.spoken_key(collection) and not tells
         if spoken and (not options or self.rng.random() < 0.25):
             return Pick(None, Selector("label"), collection, key)
+        if not options and tells and self.catalog.spoken_key(collection):
+            return Pick(None, Selector("label"), collection, key, tuple(sorted(tells)))
         if not options:
             return None
-        locator, answer = self._rare(options, lambda o: o[0].access.tool)
+        weights: list[float] = []
+        for index, (locator, _) in enumerate(options):
+            walked = [*locator.edges(), (locator.access.tool, *to)]
+            often = (
+                sum(self.edges_used[e] for e in walked) / len(walked) + 0.2 * self.used[locator.access.tool]
+            )
+            # by way of another record only where that is not the longer way to say the same
+            rarely = 1.0 if index < direct or spoken or not self.edges_used[walked[-1]] else 0.15
+            weights.append(rarely / (1 + often) ** 1.5 / (1 + 0.5 * (locator.depth - 1)))
+        locator, answer = self.rng.choices(options, weights)[0]
+        if locator.access.single:
+            return Pick(locator, Selector("only"), collection, answer)
         via = answer != key or locator.collection != collection
-        selector = self._selector(locator, single=single or via, avoid=avoid)
+        selector = self._selector(locator, single=single or via or bool(tells), avoid=avoid)
         if selector is None:
             return None
         if delete and selector.kind == "filter" and self.rng.random() < 0.5:
             selector = Selector("label") if self._named(locator) else selector
         return Pick(locator, selector, collection, answer)
+
+    def _settled(self, locator: Locator, answer: str, collection: str, tool: str) -> bool:
+        """True when the look-up shows only records that are already as the tool would make them, or that the
+        tool refuses to act on."""
+        writer = self.catalog.semantics.get(tool)
+        if writer is None or writer.collection != collection:
+            return False
+        if any(
+            rule.kind == "no_children" and rule.collection == locator.collection
+            for rule in writer.preconditions
+        ):
+            return locator.collection != collection  # it would be refused because of the very record shown
+        behind = "" if locator.collection == collection else f"{answer}."
+        return any(
+            f"{behind}{name}" == path and known == value
+            for name, known in writer.constants.items()
+            for path, value in locator.access.where
+        )
 
     def _via(self, collection: str) -> list[tuple[Locator, str]]:
         """Records of other collections that show a key of ``collection`` as a foreign key."""
@@ -83,7 +133,8 @@ class PickSampler:
             for locator in self.catalog.locators[owner]:
                 linked = any(link.foreign_key == name for link in locator.access.links)
                 path = locator.access.path(name)
-                if locator.access.many and path is not None and not is_nested(path) and not linked:
+                usable = locator.access.many or (locator.access.single and locator.needed_for(name))
+                if usable and path is not None and not is_nested(path) and not linked:
                     found.append((locator, name))
         return found
 
@@ -115,7 +166,8 @@ class PickSampler:
         if named:
             options.append((WEIGHTS["label"], Selector("label")))
         for shown in self._shown(locator):
-            if shown.name in avoid or any(shown.name == name for _, name in locator.access.given):
+            told = {name for _, name in locator.access.given} | {path for path, _ in locator.access.where}
+            if shown.name in avoid or shown.name in told:
                 continue
             share: float = 1.0
             if shown.type in NUMBERS and not DULL & set(field_words(shown.name)[-1:]):

@@ -13,7 +13,7 @@ from envgen.runtime.context import ToolContext
 from envgen.runtime.grader import Grader, grader_of
 from envgen.runtime.state import State
 from envgen.runtime.tools import call_tool
-from envgen.synthesis.tasks import Workbench
+from envgen.synthesis.bench import Workbench
 from envgen.types import Message, Task
 
 

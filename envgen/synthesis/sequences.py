@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from envgen.synthesis.catalog import field_words
-from envgen.synthesis.picks import DULL, PickSampler
-from envgen.synthesis.shapes import NUMBERS, TEXTS, DemandShape, Pick, Selector, ValuePlan
+from envgen.synthesis.picks import PickSampler
+from envgen.synthesis.shapes import NUMBERS, DemandShape, Pick, Selector, ValuePlan
 from envgen.types import ParamBinding, StateField, ToolSemantics
 
 
@@ -35,6 +35,7 @@ class ShapeSampler(PickSampler):
     def note(self, shape: DemandShape) -> None:
         """Count the tools of an accepted shape."""
         self.used[shape.semantics.tool] += 1
+        self.edges_used.update(shape.edges())
         for pick in shape.picks:
             if pick.locator:
                 self.used.update(pick.locator.tools())
@@ -45,16 +46,21 @@ class ShapeSampler(PickSampler):
         target: Pick | None = None
         if writer.key is not None and writer.verb != "create":
             target = self.pick_key(
-                writer.collection, delete=writer.verb == "delete", avoid=_own_fields(writer)
+                writer.collection,
+                delete=writer.verb == "delete",
+                avoid=_own_fields(writer),
+                to=(writer.tool, writer.key.param),
+                tells=self._told(writer),
             )
             if target is None:
                 return None
         values: list[ValuePlan] = []
         for binding in self._scope(writer):
-            plan = self._key_value(binding, writer)
+            plan = self._scope_value(binding, writer)
             if plan is None:
                 return None
             values.append(plan)
+        asked = tuple(values)
         several = target is not None and target.selector.kind == "filter"
         plans = self._values(
             writer,
@@ -66,11 +72,23 @@ class ShapeSampler(PickSampler):
         if plans is None:
             return None
         values.extend(plans)
+        values = [v for v in values if v not in asked or v.kind != "literal" or not self._follows(v, values)]
         if alone and not any(v.pick and v.pick.calls for v in values) and not (target and target.calls):
             return None
+        if not values and writer.verb == "create" and not writer.constants:
+            return None  # "create a comment": of what, saying what?
         if hidden:
             values = self._hide(values, target)
         return DemandShape(writer, target, tuple(values))
+
+    def _told(self, writer: ToolSemantics) -> frozenset[str]:
+        """Plain fields of the record acted on that the tool wants to be told, beside the key."""
+        needed = self.catalog.required(writer.tool)
+        return frozenset(
+            b.field
+            for b in writer.scope
+            if (b.required or b.param in needed) and self._link(b, writer) is None and writer.key != b
+        )
 
     def _scope(self, writer: ToolSemantics) -> list[ParamBinding]:
         """Scope parameters the planner must find a parent for; those of a keyed tool follow from the
@@ -81,12 +99,31 @@ class ShapeSampler(PickSampler):
         by_param = {b.param: b for b in writer.scope}
         return [b for b in by_param.values() if b.required or b.param in needed or self.rng.random() < 0.7]
 
+    def _follows(self, plan: ValuePlan, values: list[ValuePlan]) -> bool:
+        """True when the look-up of a parent shows what a plain parameter wants: the owner of an issue is
+        that of its comments."""
+        name = plan.binding.field
+        return any(
+            v.kind == "key"
+            and v.pick is not None
+            and v.pick.locator is not None
+            and v.pick.yields == v.pick.locator.collection
+            and v.pick.locator.access.path(name) is not None
+            for v in values
+        )
+
     def _key_value(self, binding: ParamBinding, writer: ToolSemantics) -> ValuePlan | None:
         link = self._link(binding, writer)
         if link is None:
             return None
-        pick = self.pick_key(link.parent, single=True)
+        pick = self.pick_key(link.parent, single=True, to=(writer.tool, binding.param))
         return ValuePlan(binding, "key", pick) if pick else None
+
+    def _scope_value(self, binding: ParamBinding, writer: ToolSemantics) -> ValuePlan | None:
+        """A parent to find, or plain words that say where (the owner of a repository)."""
+        if self._link(binding, writer) is None:
+            return ValuePlan(binding, "literal") if self._writable(binding, writer) else None
+        return self._key_value(binding, writer)
 
     # -------------------------------------------------------------------------------------------- values
     def _values(
@@ -108,6 +145,8 @@ class ShapeSampler(PickSampler):
         if several:  # one name for several records makes no sense
             names = {self.catalog.collections[writer.collection].label}
             names |= {rule.field for rule in writer.preconditions if rule.kind == "unique"}
+            if any(b.field in names for b in must):
+                return None
             usable = [b for b in usable if b.field not in names]
         self.rng.shuffle(usable)
         if not looked_up and not any(self._link(b, writer) for b in must):
@@ -123,7 +162,7 @@ class ShapeSampler(PickSampler):
         computed = looked_up
         for binding in chosen:
             link = self._link(binding, writer)
-            if link is not None and binding.field != key:
+            if link is not None:  # also where the key of a record is that of another (a watched stock)
                 plan = self._key_value(binding, writer)
                 if plan is None and binding in must:
                     return None
@@ -152,6 +191,9 @@ class ShapeSampler(PickSampler):
             return False
         if held.references:
             return held.type != "array"
+        key = self.catalog.collections[binding.collection].key
+        if field_words(held.name) == ["id"] and held.name != key:
+            return False  # a second id is nothing a person sets
         schema = self.catalog.parameter(writer.tool, binding.param)
         if held.type == "object" or schema.get("type") == "object":
             return bool(schema.get("properties"))
@@ -179,57 +221,54 @@ class ShapeSampler(PickSampler):
         return plans
 
     def _computed(self, binding: ParamBinding, writer: ToolSemantics) -> ValuePlan | None:
+        """A value that follows from what a look-up shows, and that a person would want there: the same as
+        another record's of the same field, or the total of what belongs together. No description is set to
+        the number of something: nobody asks for that."""
         if any(rule.kind == "unique" and rule.field == binding.field for rule in writer.preconditions):
             return None
         held = self.catalog.fields[binding.collection, binding.field]
-        schema = self.catalog.parameter(writer.tool, binding.param)
-        options: list[tuple[float, ValuePlan]] = []
-        numeric = held.type in NUMBERS or schema.get("type") in NUMBERS
-        if numeric and field_words(held.name)[-1:] == ["id"]:  # an id is no quantity
+        if field_words(held.name)[-1:] == ["id"]:  # an id is no quantity
             return None
-        textual = held.type in TEXTS and not held.enum and not schema.get("enum") and not schema.get("format")
+        options: list[tuple[float, ValuePlan]] = []
         for name, locators in self.catalog.locators.items():
             for locator in locators:
-                if not locator.access.many or locator.access.by_label or locator.depth > 3:
+                if locator.access.by_label or locator.depth > 3:
                     continue
-                key = self.catalog.collections[name].key
-                counted = Pick(locator, Selector("all"), name, key)
-                wordy = textual and field_words(binding.field)[-1] in (
-                    "description",
-                    "body",
-                    "bio",
-                    "message",
-                    "note",
-                    "notes",
-                    "summary",
-                )
-                if (numeric and not _money(held.name)) or wordy:
-                    options.append((0.5, ValuePlan(binding, "count", counted, as_text=not numeric)))
+                told = {name for _, name in locator.access.given} | {path for path, _ in locator.access.where}
                 for shown in self._shown(locator):
-                    same = shown.name == held.name and name == writer.collection
-                    fits = (numeric and _money(held.name) == _money(shown.name)) or wordy
-                    if shown.type in NUMBERS and fits and not DULL & set(field_words(shown.name)[-1:]):
+                    if shown.name in told:  # the status of the asset that was asked for as disposed
+                        continue
+                    if not self._copyable(shown, held, name, writer) or not locator.needed_for(shown.name):
+                        continue
+                    if locator.access.single:
+                        selector = Selector("only")
+                    else:
+                        own = frozenset({shown.name} if name == writer.collection else ())
+                        selector = self._selector(locator, single=True, avoid=own)
+                    if selector is None or selector.kind == "filter":
+                        continue
+                    known = self.edges_used[locator.access.tool, writer.tool, binding.param]
+                    fresh = 1.5 / (1 + known) / (1 + 0.5 * (locator.depth - 1))
+                    options.append(
+                        (fresh, ValuePlan(binding, "copy", Pick(locator, selector, name, shown.name)))
+                    )
+                    if locator.access.many and _totals(held, shown):
                         summed = Pick(locator, Selector("all", shown.name), name, shown.name)
-                        options.append((0.7, ValuePlan(binding, "sum", summed, as_text=not numeric)))
-                    if same and self._copyable(shown, held):
-                        selector = self._selector(locator, single=True, avoid=frozenset({shown.name}))
-                        if selector is not None and selector.kind != "filter":
-                            options.append(
-                                (1.5, ValuePlan(binding, "copy", Pick(locator, selector, name, shown.name)))
-                            )
-                label = self.catalog.collections[name].label
-                if wordy and label and name != writer.collection and locator.access.path(label) is not None:
-                    selector = self._selector(locator, single=True)
-                    if selector is not None and selector.kind not in ("filter", "label"):
-                        options.append(
-                            (0.8, ValuePlan(binding, "copy", Pick(locator, selector, name, label)))
-                        )
+                        options.append((0.7, ValuePlan(binding, "sum", summed)))
         if not options:
             return None
         return self.rng.choices([p for _, p in options], [w for w, _ in options])[0]
 
-    def _copyable(self, shown: StateField, held: StateField) -> bool:
-        return shown.type == held.type and shown.type not in ("array", "object", "boolean", "id")
+    def _copyable(self, shown: StateField, held: StateField, owner: str, writer: ToolSemantics) -> bool:
+        """True when "the same X as" makes sense: the same field of the same kind of record, or one that is
+        called the same elsewhere and means the same everywhere (an amount, an email, a city)."""
+        if shown.type != held.type or shown.type in ("array", "object", "boolean", "id"):
+            return False
+        if owner == writer.collection:
+            return shown.name == held.name
+        label = self.catalog.collections[owner].label
+        words = field_words(held.name)[-1:]
+        return shown.name == held.name and shown.name != label and words[0] in _SHARED
 
     def _hide(self, values: list[ValuePlan], target: Pick | None) -> list[ValuePlan]:
         """Make one literal a fact that must be asked for."""
@@ -246,33 +285,81 @@ class ShapeSampler(PickSampler):
         return [*values[:index], replace(values[index], kind="hidden"), *values[index + 1 :]]
 
     def nested(self, outer: DemandShape) -> DemandShape | None:
-        """A demand that creates a child of the record ``outer`` creates (an edge from a write tool to a
-        write tool)."""
+        """A demand about the record that ``outer`` creates: a child of it, or a change that creation cannot
+        make (an edge from a write tool to a write tool)."""
         if outer.semantics.verb != "create" or outer.semantics.tool in self.unusable:
             return None
         parent = self.catalog.collections[outer.semantics.collection]
         if not any(o.field == parent.key and o.collection == parent.name for o in outer.semantics.outputs):
             return None
         inner: list[tuple[ToolSemantics, ParamBinding]] = []
+        settable = {b.field for b in outer.semantics.writes} | set(outer.semantics.constants)
         for writer in self.catalog.writers:
-            for binding in writer.scope if writer.verb == "create" else ():
+            if (
+                writer.key is not None
+                and writer.collection == parent.name
+                and writer.verb not in ("create", "delete")
+            ):
+                changed = {*(b.field for b in writer.writes), *writer.constants, writer.toggles} - {""}
+                changed = {name for name in changed if self._of_kind(outer.semantics, name)}
+                settled = writer.constants and all(
+                    self.catalog.fields[parent.name, n].default == v
+                    for n, v in writer.constants.items()
+                    if (parent.name, n) in self.catalog.fields
+                )
+                if changed - settable and not writer.scope and not settled:
+                    inner.append((writer, writer.key))
+            for binding in (*writer.scope, *writer.writes) if writer.verb == "create" else ():
                 link = self._link(binding, writer)
                 if link is not None and link.parent == parent.name and writer.collection != parent.name:
                     inner.append((writer, binding))
         if not inner:
             return None
-        writer, binding = self._rare(inner, lambda o: o[0].tool)
+        made_by = outer.semantics.tool
+        weights = [
+            1 / (1 + self.edges_used[made_by, w.tool, b.param]) ** 1.5 / (1 + self.used[w.tool])
+            for w, b in inner
+        ]
+        writer, binding = self.rng.choices(inner, weights)[0]
         values: list[ValuePlan] = [ValuePlan(binding, "created")]
+        if writer.verb != "create":
+            return self._change_of_new(writer, values, settable, outer.semantics)
         for other in self._scope(writer):
             if other != binding:
-                plan = self._key_value(other, writer)
+                plan = self._scope_value(other, writer)
                 if plan is None:
                     return None
                 values.append(plan)
         plans = self._values(writer, looked_up=True)
+        plans = [p for p in plans if p.binding.field != binding.field] if plans is not None else None
         if plans is None or any(p.pick is not None for p in plans):
             return None
         return DemandShape(writer, None, (*values, *plans))
+
+    def _of_kind(self, maker: ToolSemantics, name: str) -> bool:
+        """True when a record of the kind that a tool makes can have a field."""
+        variants = self.catalog.variants.get(maker.collection)
+        return variants is None or variants.fits(maker.constants, name)
+
+    def _change_of_new(
+        self, writer: ToolSemantics, values: list[ValuePlan], settable: set[str], maker: ToolSemantics
+    ) -> DemandShape | None:
+        """A change of a record just made, in fields that its creation does not set."""
+        needed = self.catalog.required(writer.tool)
+        for binding in writer.writes:
+            must = binding.required or binding.param in needed
+            if must and (binding.field in settable or not self._writable(binding, writer)):
+                return None
+            if must:
+                values.append(ValuePlan(binding, "literal"))
+        may = [b for b in writer.writes if b.field not in settable and self._writable(b, writer)]
+        may = [b for b in may if all(v.binding != b for v in values) and self._link(b, writer) is None]
+        may = [b for b in may if self._of_kind(maker, b.field)]
+        if len(values) == 1 and may and not writer.constants and not writer.toggles:
+            values.append(ValuePlan(self.rng.choice(may), "literal"))
+        if len(values) == 1 and not writer.constants and not writer.toggles:
+            return None
+        return DemandShape(writer, None, tuple(values))
 
 
 def _own_fields(writer: ToolSemantics) -> frozenset[str]:
@@ -283,7 +370,21 @@ def _own_fields(writer: ToolSemantics) -> frozenset[str]:
     )
 
 
-def _money(name: str) -> bool:
-    return bool(
-        set(field_words(name)) & {"price", "cost", "amount", "total", "fee", "budget", "balance", "value"}
+_SHARED = {
+    "amount", "price", "cost", "quantity", "currency", "email", "phone", "address", "city", "country",
+    "location", "language", "locale", "timezone", "schedule", "color", "colour", "size", "weight", "unit",
+    "deadline", "exchange",
+}  # fmt: skip
+"""Last words of fields that mean the same in every kind of record."""
+
+
+def _totals(held: StateField, shown: StateField) -> bool:
+    """True when a field wants the total of another: ``total_price`` of prices."""
+    words = field_words(held.name)
+    return (
+        held.type in NUMBERS
+        and shown.type in NUMBERS
+        and "total" in words
+        and field_words(shown.name)[-1:] == words[-1:]
+        and held.name != shown.name
     )

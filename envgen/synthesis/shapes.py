@@ -11,13 +11,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from envgen.synthesis.catalog import Locator
+from envgen.synthesis.lookups import Locator
 from envgen.types import ParamBinding, ToolSemantics
 
 SelectorKind = Literal[
-    "label", "lookup", "argmin", "argmax", "earliest", "latest", "compare", "filter", "all"
+    "label", "lookup", "argmin", "argmax", "earliest", "latest", "compare", "filter", "all", "only"
 ]
 REASONING: tuple[SelectorKind, ...] = ("argmin", "argmax", "earliest", "latest", "compare", "filter")
+"""Selectors that take thinking. ``only`` is no choice at all: the call shows one record."""
 NUMBERS = ("integer", "number")
 DATES = ("date", "datetime")
 TEXTS = ("string", "text")
@@ -42,11 +43,19 @@ class Pick:
     selector: Selector
     yields: str
     answer: str = ""
+    tells: tuple[str, ...] = ()
+    """Further fields that the user says where there is no look-up: the owner of a repository."""
 
     @property
     def calls(self) -> int:
         """Look-up calls of the chain."""
         return self.locator.depth if self.locator else 0
+
+    def edges(self, tool: str, param: str) -> list[tuple[str, str, str]]:
+        """The edges of the chain, and the one on which its answer goes to a parameter of a tool."""
+        if self.locator is None:
+            return []
+        return [*self.locator.edges(), (self.locator.access.tool, tool, param)]
 
 
 @dataclass(frozen=True)
@@ -78,10 +87,15 @@ class DemandShape:
     @property
     def pattern(self) -> str:
         """Shape as text: ``argmin+update``."""
-        parts = [p.selector.kind for p in self.picks if p.selector.kind not in ("label", "all")]
+        parts = [p.selector.kind for p in self.picks if p.selector.kind not in ("label", "all", "only")]
         parts += [v.kind for v in self.values if v.kind in ("copy", "count", "sum", "created")]
         parts += ["ask"] if any(v.kind == "hidden" for v in self.values) else []
         return "+".join([*(parts or ["lookup"]), self.semantics.verb])
+
+    def tools(self) -> tuple[str, ...]:
+        """The write tool and the look-ups that lead to it."""
+        looked = [tool for pick in self.picks if pick.locator for tool in pick.locator.tools()]
+        return (self.semantics.tool, *looked)
 
     @property
     def reasoning(self) -> int:
@@ -89,12 +103,28 @@ class DemandShape:
         kinds = sum(p.selector.kind in REASONING for p in self.picks)
         return kinds + sum(v.kind in ("count", "sum") for v in self.values)
 
+    @property
+    def writes(self) -> int:
+        """Calls of the write tool, as far as the shape says: at least two where all that match are meant."""
+        return 2 if self.target is not None and self.target.selector.kind == "filter" else 1
 
-def difficulty(calls: int, reasoning: int) -> int:
-    """Level of a task: 1 short and plain, 2 with a reasoning step or a longer chain, 3 from 5 calls, 4
-    from 8."""
-    if calls >= 8:
-        return 4
-    if calls >= 5 or reasoning >= 2:
-        return 3
-    return 2 if reasoning or calls >= 4 else 1
+    def edges(self) -> tuple[tuple[str, str, str], ...]:
+        """(source tool, target tool, parameter) along which values flow; keys of new records are left out."""
+        found: list[tuple[str, str, str]] = []
+        tool, key = self.semantics.tool, self.semantics.key
+        if self.target is not None and key is not None:
+            found += self.target.edges(tool, key.param)
+            if self.target.locator is not None:
+                source = self.target.locator.access
+                shown = [b for b in self.semantics.scope if source.path(b.field) is not None]
+                found += [(source.tool, tool, b.param) for b in shown]
+        for value in self.values:
+            if value.pick is not None:
+                found += value.pick.edges(tool, value.binding.param)
+        return tuple(found)
+
+    def calls(self) -> tuple[str, ...]:
+        """The tools of a reference, look-ups first; a look-up made twice is not told apart from one made for
+        other records."""
+        looked = dict.fromkeys(t for p in self.picks if p.locator for t in p.locator.tools())
+        return (*looked, *([self.semantics.tool] * self.writes))

@@ -150,6 +150,19 @@ class ResultText:
                 return self._distinct(node)
             case "children":
                 return self._children(node)
+            case "values":
+                return f"[item.get({literal(node.field)}) for item in found]"
+            case "all":
+                return (
+                    f"[item.get({literal(node.field)}) for item in state.records({literal(node.collection)})]"
+                )
+            case "first":
+                otherwise = literal(node.value)
+                return f"found[0].get({literal(node.field)}) if found else {otherwise}"
+            case "tally":
+                name = literal(node.field)
+                values = f"sorted({{item[{name}]: True for item in found if {name} in item}})"
+                return f"{{value: sum(item.get({name}) == value for item in found) for value in {values}}}"
             case "follow":
                 raise ValueError("a follow node stands inside a view only")
 

@@ -10,69 +10,35 @@ from typing import Any
 
 import orjson
 
-from envgen.runtime.context import KeyStyle, ToolContext, key_styles
-from envgen.runtime.isolation.pool import WorkerPool
-from envgen.runtime.isolation.remote_tools import remote_tools
-from envgen.runtime.isolation.vetting import is_vetted
-from envgen.runtime.sandbox import Tool, load_tools
+from envgen.runtime.context import ToolContext
+from envgen.runtime.domain import broken_rules
 from envgen.runtime.state import State
-from envgen.runtime.tools import ToolTable, call_tool, compile_tools
+from envgen.runtime.tools import call_tool
+from envgen.synthesis.bench import Workbench as Workbench
+from envgen.synthesis.bench import workbench as workbench
 from envgen.synthesis.blueprint import Known, Recorder, fetch, resolve
-from envgen.synthesis.catalog import Catalog, field_words
-from envgen.synthesis.choices import Choice, Demand, Footprint, Unfit, Value, needs_of
+from envgen.synthesis.catalog import field_words
+from envgen.synthesis.choices import Choice, Demand, Footprint, Needs, Unfit, Value, needs_of
 from envgen.synthesis.control import go_ahead, request
 from envgen.synthesis.demands import Chooser
+from envgen.synthesis.difficulty import difficulty, level_of
 from envgen.synthesis.instructions import Speaker
-from envgen.synthesis.shapes import DemandShape, SelectorKind, difficulty
-from envgen.synthesis.values import ValueMaker, ValuePool
+from envgen.synthesis.shapes import DemandShape, SelectorKind
+from envgen.synthesis.values import ValueMaker
 from envgen.synthesis.wording import quote, say
-from envgen.synthesis.world import build_world
-from envgen.types import BlueprintNode, ReasoningKind, StateData, Task, TraceConstraint, UserAction, UserFact
+from envgen.synthesis.world import RESULT_BUDGET, build_world, populated, record_size
+from envgen.types import (
+    BlueprintNode,
+    ReasoningKind,
+    Task,
+    TaskTraits,
+    UserAction,
+    UserFact,
+)
 
 FIRST_DAY = date(2024, 1, 8)
 INSTRUCTION_LIMIT = 200
 """Characters for one demand; each further demand may add 120."""
-BODY_LIMIT = {1: 1350, 2: 1500, 3: 2400, 4: 3200}
-"""Characters of instruction, calls and results a reference may have per level: short contexts are what
-small policies can learn from."""
-
-
-@dataclass(frozen=True)
-class Workbench:
-    """What the tasks of one environment share: catalog, loaded functions, vocabulary. Made by `workbench`."""
-
-    catalog: Catalog
-    environment_id: str
-    tools: dict[str, Tool]
-    table: ToolTable
-    styles: dict[str, KeyStyle]
-    pool: ValuePool
-    rules: tuple[TraceConstraint, ...] = ()
-    """Rules about the trace that every task is graded by."""
-
-    @property
-    def held(self) -> frozenset[str]:
-        """Names of the tools that only the user holds."""
-        return frozenset(tool.name for tool in self.catalog.draft.user_tools)
-
-
-def workbench(
-    catalog: Catalog, environment_id: str, seed: int, rules: tuple[TraceConstraint, ...] = ()
-) -> Workbench:
-    """Load a draft's functions: in a worker, unless our own templates wrote them. Raises UnsafeCodeError for
-    code outside the allow-list, IsolationError when this machine cannot give a worker."""
-    draft = catalog.draft
-    styles = key_styles(draft.state_schema)
-    tools = load_tools(draft.source) if is_vetted(draft) else remote_tools(WorkerPool(draft.source, styles))
-    return Workbench(
-        catalog=catalog,
-        environment_id=environment_id,
-        tools=dict(tools),
-        table=compile_tools((*draft.tools, *draft.user_tools)),
-        styles=dict(styles),
-        pool=ValuePool(seed),
-        rules=rules,
-    )
 
 
 @dataclass(frozen=True)
@@ -99,28 +65,38 @@ class TaskMaker:
         self.speaker = Speaker(self.catalog, self.rng)
         self.facts: list[UserFact] = []
         self.actions: list[UserAction] = []
+        self.shown: dict[int, int] = {}
+        """Look-up step -> records it shows."""
+        self.needed: dict[int, set[str]] = {}
+        """Look-up step -> keys of the records the task has use for."""
 
-    def make(self, task_id: str, shapes: list[DemandShape], nested: dict[int, int]) -> Sample:
-        """Realise shapes as one task. ``nested[i] = j``: demand i hangs under the record demand j creates.
+    def make(self, task_id: str, shapes: list[DemandShape], nested: dict[int, int], crowd: int = 0) -> Sample:
+        """Realise shapes as one task. ``nested[i] = j``: demand i hangs under the record demand j creates;
+        ``crowd``: distractors, as records that a list may show beyond the usual.
 
         Raises Unfit when this draw does not work out; the caller draws again.
         """
-        needs, busy = needs_of(self.catalog, shapes)
-        world = build_world(self.catalog, self.maker, self.rng, needs, busy)
+        needs = needs_of(self.catalog, shapes)
+        world = build_world(self.catalog, self.maker, self.rng, needs, crowd)
         chooser = Chooser(self.catalog, world, self.maker, self.rng)
         demands: list[Demand] = []
         prints: list[Footprint] = []
-        for shape in shapes:
-            demand, footprint = chooser.demand(shape)
+        for index, shape in enumerate(shapes):
+            outer = demands[nested[index]] if index in nested else None
+            demand, footprint = chooser.demand(shape, outer)
             if any(footprint.clashes(other) for other in prints):
                 raise Unfit("the demands would touch each other")
             demands.append(demand)
             prints.append(footprint)
-        initial = _plain(world.state)
+        initial = world.plain()
         state = State(initial, [c.name for c in self.catalog.schema.collections])
         context = ToolContext(self.clock, self.seed, self.bench.styles)
 
         def execute(tool: str, arguments: dict[str, Any]) -> Any:
+            for rule in broken_rules(
+                self.catalog.draft.rules, self.catalog.semantics[tool], self.catalog.schema, state, arguments
+            ):
+                raise Unfit(f"{tool} would break {rule.text}")
             outcome = call_tool(self.bench.tools, self.bench.table, state, context, tool, arguments)
             if outcome.is_error:
                 raise Unfit(f"{tool} refused: {outcome.value}")
@@ -132,12 +108,22 @@ class TaskMaker:
             self._run(recorder, demand, new_keys, index, nested.get(index))
         instruction = self.speaker.instruction(demands, nested)
         calls = [s for s in recorder.steps if s.kind != "ask"]
-        level = difficulty(len(calls), sum(s.reasoning for s in shapes))
-        characters = _body(instruction, recorder)
-        if len(instruction) > INSTRUCTION_LIMIT + 120 * (len(demands) - 1) or characters > BODY_LIMIT[level]:
+        reasoning = sum(s.reasoning for s in shapes)
+        level = difficulty(len(calls), reasoning)
+        characters = len(instruction) + recorder.characters()
+        limit = INSTRUCTION_LIMIT + 120 * (len(demands) - 1)
+        if len(instruction) > limit or characters > level_of(level).body * self._bulk(needs):
             raise Unfit("too long")
+        if len(calls) > level_of(level).calls[1]:
+            raise Unfit("too many calls")
         if state.delta().empty:
             raise Unfit("nothing changed")
+        asked = [word for fact in self.facts if not fact.stated for word in fact.ask_words]
+        if len(set(asked)) < len(asked):
+            raise Unfit("two hidden facts that one question asks for")
+        written = [(s.tool, orjson.dumps(s.arguments)) for s in (recorder.steps[i] for i in recorder.writes)]
+        if len(set(written)) < len(written):
+            raise Unfit("twice the same")
         task = Task(
             id=task_id,
             environment_id=self.bench.environment_id,
@@ -153,8 +139,24 @@ class TaskMaker:
             seed=self.seed,
             constraints=self.bench.rules,
             user_actions=tuple(self.actions),
+            traits=TaskTraits(
+                calls=len(calls),
+                writes=len(recorder.writes),
+                demands=len(demands),
+                reasoning=reasoning,
+                distractors=sum(n - min(n, len(self.needed.get(s, ()))) for s, n in self.shown.items()),
+                hidden=sum(not fact.stated for fact in self.facts),
+            ),
         )
         return Sample(task, tuple(recorder.outputs), tuple(shapes), characters)
+
+    def _bulk(self, needs: Needs) -> float:
+        """How much longer than usual the shortest lists of the collections looked at are."""
+        sizes = [
+            record_size(self.catalog, known, populated(self.catalog, known, needs.fields))
+            for known in (self.catalog.collections[name] for name in needs.uses)
+        ]
+        return min(2.5, max(1.0, 3 * max(sizes) / RESULT_BUDGET))
 
     # ---------------------------------------------------------------------------------------- execution
     def _run(
@@ -173,6 +175,7 @@ class TaskMaker:
                 raise Unfit(f"{semantics.tool}: nothing tells {binding.param}")
             if known is not None:
                 arguments[binding.param] = known
+        open_ = {b.field: b.param for b in semantics.scope if all(v.plan.binding != b for v in demand.values)}
         for value in sorted(demand.values, key=lambda v: v.plan.kind == "hidden"):  # look up first, ask last
             binding = value.plan.binding
             if value.plan.kind == "created":
@@ -180,7 +183,9 @@ class TaskMaker:
                     raise Unfit("no created parent")
                 arguments[binding.param] = new_keys[parent]
             else:
-                arguments[binding.param] = self._known(recorder, value)
+                also = tuple(open_) if demand.target is None and value.plan.kind == "key" else ()
+                arguments[binding.param], told = self._known(recorder, value, also)
+                arguments |= {open_[name]: known for name, known in told.items() if name in open_}
         order = list(self.catalog.tools[semantics.tool].parameters.get("properties", {}))
         arguments = dict(sorted(arguments.items(), key=lambda item: order.index(item[0].split(".")[0])))
         key = semantics.key
@@ -213,8 +218,11 @@ class TaskMaker:
                 return output.path
         return None
 
-    def _known(self, recorder: Recorder, value: Value) -> Known:
-        """One written argument as the agent comes to know it."""
+    def _known(
+        self, recorder: Recorder, value: Value, also: tuple[str, ...] = ()
+    ) -> tuple[Known, dict[str, Known]]:
+        """One written argument as the agent comes to know it, and further fields of the record it is the key
+        of."""
         plan, choice = value.plan, value.choice
         binding = plan.binding
         words = self.speaker.field(binding.collection, binding.field)
@@ -227,10 +235,9 @@ class TaskMaker:
                 UserFact(name=name, value=value.value, sentence=sentence, ask_words=asked, stated=not hidden)
             )
             if hidden:
-                return recorder.ask(
-                    self.speaker.question(binding.collection, binding.field), name, value.value
-                )
-            return Known(value.value, "instruction", say(value.value))
+                question = self.speaker.question(binding.collection, binding.field)
+                return recorder.ask(question, name, value.value), {}
+            return Known(value.value, "instruction", say(value.value)), {}
         if choice is None or plan.pick is None:
             raise Unfit("a computed value without a look-up")
         if plan.kind in ("count", "sum"):
@@ -251,15 +258,16 @@ class TaskMaker:
                 answer=counted,
                 detail=f"{plan.kind} for {words}",
             )
-            found = recorder.reason(node, words)[0]
-            wanted = str(found.value) if plan.as_text else found.value
+            answer = recorder.reason(node, words)[0]
+            wanted = str(answer.value) if plan.as_text else answer.value
             if wanted != value.value:
                 raise Unfit(f"{plan.kind} comes to {wanted!r}, the world has {value.value!r}")
-            return Known(wanted, "reasoning", node.id, node.id)
-        known = self._look_up(recorder, choice)[0][0]
+            return Known(wanted, "reasoning", node.id, node.id), {}
+        found, told = self._look_up(recorder, choice, also)
+        known = found[0]
         if known.value != value.value:
             raise Unfit(f"looked up {known.value!r}, the world has {value.value!r}")
-        return known
+        return known, told
 
     def _path(self, choice: Choice, name: str) -> str:
         locator = choice.pick.locator
@@ -279,13 +287,19 @@ class TaskMaker:
         for link, parent in zip(locator.access.links, choice.parents, strict=True):
             known = self._look_up(recorder, parent)[0][0]
             arguments[link.param] = known
-            scope[link.foreign_key] = known
+            if not locator.access.single:
+                scope[link.foreign_key] = known
+        held = dict(locator.access.given)
         for param, value in choice.given:
             arguments[param] = Known(value, "instruction", say(value))
+            scope[held[param]] = arguments[param]
         if locator.access.by_label:
             label = choice.anchor[self.catalog.collections[choice.collection].label]
             arguments[locator.access.by_label] = Known(label, "instruction", say(label))
         step = recorder.call(locator.access.tool, arguments, write=False)
+        self.shown[step] = len(resolve(locator.access.element, recorder.outputs[step]))
+        key = self.catalog.collections[choice.collection].key
+        self.needed.setdefault(step, set()).update(str(record.get(key)) for record in choice.chosen)
         return step, locator.access.element, scope
 
     def _look_up(
@@ -296,15 +310,20 @@ class TaskMaker:
         further fields wanted of the record, taken from the same result when the parents did not give them."""
         pick = choice.pick
         if pick.locator is None:
-            value = choice.anchor[pick.answer]
-            return [Known(value, "instruction", say(value))], {}
+            said = {name: choice.anchor.get(name) for name in (pick.answer, *pick.tells)}
+            known = {n: Known(v, "instruction", say(v)) for n, v in said.items() if v is not None}
+            return [known[pick.answer]], known
         step, pattern, scope = self._list(recorder, choice)
         answer = self._path(choice, pick.answer)
         expected = [record.get(pick.answer) for record in choice.chosen]
         elements = resolve(pattern, recorder.outputs[step])
         collection = self.catalog.collections[choice.collection]
         selector = pick.selector
-        if selector.kind == "label":
+        if selector.kind == "only":
+            known = recorder.output(step, f"{elements[0][0]}.{answer}".lstrip(".") if elements else answer)
+            words = self.speaker.field(choice.collection, pick.answer)
+            found = [replace(known, said=f"{words}: {say(known.value)}")]
+        elif selector.kind == "label":
             label = self._path(choice, collection.label)
             named = [p for p, e in elements if fetch(label, e) == choice.anchor[collection.label]]
             if len(named) != 1:
@@ -346,20 +365,6 @@ class TaskMaker:
 
 
 def _reasoning(kind: SelectorKind) -> ReasoningKind:
-    if kind == "label" or kind == "all":
+    if kind == "label" or kind == "all" or kind == "only":
         raise Unfit(f"{kind} needs no reasoning")
     return kind
-
-
-def _plain(state: StateData) -> StateData:
-    return {name: {key: dict(record) for key, record in table.items()} for name, table in state.items()}
-
-
-def _body(instruction: str, recorder: Recorder) -> int:
-    """Characters of a reference trajectory without the system prompt."""
-    total = len(instruction)
-    for step, output in zip(recorder.steps, recorder.outputs, strict=True):
-        total += len(step.thought) + len(step.text)
-        if step.kind != "ask":
-            total += len(step.tool) + len(orjson.dumps(step.arguments)) + len(orjson.dumps(output)) + 30
-    return total

@@ -19,6 +19,7 @@ from mimesis.locales import Locale
 
 from envgen.proposers.rules.words import singular
 from envgen.synthesis.catalog import field_words, narrow
+from envgen.synthesis.sense import has_happened
 from envgen.types import Collection, StateField
 
 _MONEY = {"price", "cost", "amount", "total", "fee", "value", "budget", "balance", "salary", "rate"}
@@ -117,6 +118,15 @@ class ValuePool:
         noun = rng.choice(self.nouns[kind]) if kind in ("type", "pet") else ""
         return noun or f"{rng.choice(self.adjectives)} {rng.choice(self.nouns[kind])}"
 
+    def longer(self, rng: random.Random, name: str) -> str:
+        """A name that the short ones do not give, where they are used up: ``Quiet Daisy``, ``mia-7``."""
+        if name[:1].isupper() and " " not in name and not any(c.isdigit() for c in name):
+            return f"{rng.choice(self.adjectives)} {name}"
+        if name[:1].isupper() and " " in name:
+            return f"{name} {rng.choice(('East', 'West', 'North', 'South', 'Two', 'Plus'))}"
+        stem, dot, ending = name.partition(".")
+        return f"{stem}-{rng.randrange(2, 10)}{dot}{ending}"
+
     def code(self, rng: random.Random) -> str:
         """A short code: ``K417``."""
         return f"{rng.choice(self.lists['codes'])}{rng.randrange(100, 1000)}"
@@ -132,12 +142,15 @@ def slug(text: str) -> str:
 
 
 class ValueMaker:
-    """Draws values for one task. ``today`` anchors dates."""
+    """Draws values for one task. ``today`` anchors dates: what has happened lies before it, what is planned
+    after it."""
 
     def __init__(self, pool: ValuePool, rng: random.Random, today: date) -> None:
         self.pool = pool
         self.rng = rng
         self.today = today
+        self.open_days: tuple[str, ...] = ()
+        """Where not empty, what is planned falls on one of these days."""
 
     def value(
         self, collection: Collection, field: StateField, parameter: dict[str, Any] | None = None
@@ -161,9 +174,9 @@ class ValueMaker:
         if kind in ("integer", "number"):
             return self._number(field, schema)
         if kind == "date":
-            return self._date()
+            return self._date(field)
         if kind == "datetime":
-            return f"{self._date()}T{rng.randrange(8, 19):02d}:00:00"
+            return f"{self._date(field)}T{rng.randrange(8, 19):02d}:00:00"
         if kind == "time":
             return f"{rng.randrange(8, 20):02d}:{rng.choice(('00', '30'))}"
         return self._text(collection, field)
@@ -198,7 +211,11 @@ class ValueMaker:
                 found[name] = value
         return found or None
 
-    def _date(self) -> str:
+    def _date(self, field: StateField) -> str:
+        if has_happened(field):
+            return (self.today - timedelta(days=self.rng.randrange(1, 120))).isoformat()
+        if self.open_days:
+            return self.rng.choice(self.open_days)
         return (self.today + timedelta(days=self.rng.randrange(1, 90))).isoformat()
 
     def _number(self, field: StateField, schema: dict[str, Any]) -> int:
@@ -266,6 +283,10 @@ class ValueMaker:
             return rng.choice(lists["languages"])
         if last == "currency":
             return rng.choice(lists["currencies"])
+        if last == "path":
+            return f"docs/{slug(self.pool.name(rng))}.md"
+        if last == "type" and "order" in (*names, *field_words(collection.entity)):
+            return rng.choice(("market", "limit", "stop"))
         if last in ("type", "kind", "mode"):
             return rng.choice(lists["sorts"])
         if last in _SLUGS:

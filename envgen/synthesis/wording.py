@@ -36,6 +36,11 @@ def quote(value: Any) -> str:
         return f'"{value}"'
     if isinstance(value, list):
         return " and ".join(quote(v) for v in cast("list[Any]", value))
+    if isinstance(value, dict):
+        members = cast("dict[str, Any]", value)
+        return " and ".join(
+            f"{' '.join(field_words(name))} {quote(inner)}" for name, inner in members.items()
+        )
     return say(value)
 
 
@@ -74,9 +79,11 @@ def is_counted(words: str) -> bool:
 
 
 def happened_verb(words: str) -> str:
-    """``created`` of ``created at``, else empty."""
+    """``created`` of ``created at`` and of ``date created``, else empty."""
     verb, _, rest = words.partition(" ")
-    return verb if rest in ("at", "on", "time", "date") and verb.endswith("ed") else ""
+    if rest in ("at", "on", "time", "date") and verb.endswith("ed"):
+        return verb
+    return rest if verb in ("date", "time") and rest.endswith("ed") and " " not in rest else ""
 
 
 def listing(items: list[str]) -> str:

@@ -33,11 +33,11 @@ _ENVELOPES = frozenset({"header", "cookie"})
 def lint(doc: ToolDoc) -> tuple[LintFinding, ...]:
     """Every finding, refusals first, then by place in the document.
 
-    Refusals: ``no-tools``, ``no-write-tool``. Warnings: ``no-read-tool``, ``no-list-tool``, ``no-creator``,
+    Refusals: ``no-tools``. Warnings: ``no-write-tool``, ``no-read-tool``, ``no-list-tool``, ``no-creator``,
     ``id-without-creator-or-lister``, ``write-without-key``, ``no-outputs``, ``no-output-schema``,
     ``binary-output``, ``file-parameter``, ``method-parameter``, ``free-form-parameter``,
-    ``annotation-conflict``, ``no-description``, ``untyped-parameter``, ``truncated-schema``; and what the
-    reader itself left out or assumed.
+    ``annotation-conflict``, ``no-description``, ``untyped-parameter``, ``circular-reference``,
+    ``truncated-schema``; and what the reader itself left out or assumed.
     """
     found = [*doc.findings, *_document(doc), *(finding for tool in doc.tools for finding in _tool(tool, doc))]
     return tuple(sorted(found, key=lambda finding: finding.level == "warning"))
@@ -54,11 +54,10 @@ def _document(doc: ToolDoc) -> Iterator[LintFinding]:
         )
         return
     if not any(writes(tool) for tool in doc.tools):
-        yield LintFinding(
-            level="refusal",
-            code="no-write-tool",
-            message="no tool changes anything, so no task can be judged by the state it leaves",
-            pointer="/",
+        yield _warn(
+            "no-write-tool",
+            "no tool changes anything: tasks can only ask questions, and are judged by the answer",
+            "/",
         )
     if all(writes(tool) for tool in doc.tools):
         yield _warn(
@@ -70,6 +69,7 @@ def _document(doc: ToolDoc) -> Iterator[LintFinding]:
             "no tool lists or searches records: to read one its id must be known, and nothing tells it",
             "/",
         )
+    yield from _circular(doc)
     yield from _never_created(doc)
     silent = [tool for tool in doc.tools if tool.output is None and not writes(tool)]
     if len(doc.tools) > 1 and all(tool.output is None for tool in doc.tools):
@@ -102,10 +102,11 @@ def _tool(tool: ToolSpec, doc: ToolDoc) -> Iterator[LintFinding]:
         yield from _hard_parameter(tool, param)
         if param.type == "any":
             yield _warn("untyped-parameter", f"{tool.name}.{param.name}: no type is given", param.pointer)
-        if any(node.truncated for node in _nodes(param)):
+        loops = {node.pointer for node in _loops(param)}
+        if any(node.truncated and node.pointer not in loops for node in _nodes(param)):
             yield _warn(
                 "truncated-schema",
-                f"{tool.name}.{param.name}: the schema refers to itself or is too deep; cut",
+                f"{tool.name}.{param.name}: the schema is too deep or too large; cut",
                 param.pointer,
             )
         entity = _entity(param, tool)
@@ -195,6 +196,36 @@ def _nodes(spec: FieldSpec) -> Iterator[FieldSpec]:
     yield spec
     for child in (*spec.properties, *((spec.items,) if spec.items is not None else ())):
         yield from _nodes(child)
+
+
+def _circular(doc: ToolDoc) -> Iterator[LintFinding]:
+    """Each ``$ref`` that leads back to a schema it stands in, once, where it stands."""
+    said: set[str] = set()
+    for tool in doc.tools:
+        roots = [*tool.params, *((tool.output,) if tool.output is not None else ())]
+        for node in (loop for root in roots for loop in _loops(root)):
+            if node.pointer in said:
+                continue
+            said.add(node.pointer)
+            name = node.name or "an item"
+            yield _warn(
+                "circular-reference",
+                f"{tool.name}: {name} is again a {node.ref}, inside of {node.ref}; cut there",
+                node.pointer,
+            )
+
+
+def _loops(spec: FieldSpec) -> Iterator[FieldSpec]:
+    """The nodes of a schema at which a reference to one of the schemas above was cut.
+
+    The reader leaves such a node at the place of its ``$ref``; one that was cut for its depth stands at the
+    schema that is referred to.
+    """
+    homes = tuple(f"/{home}/{spec.ref}" for home in ("schemas", "definitions", "$defs", "parameters"))
+    if spec.truncated and spec.ref and not spec.pointer.endswith(homes):
+        yield spec
+    for child in (*spec.properties, *((spec.items,) if spec.items is not None else ())):
+        yield from _loops(child)
 
 
 def _entity(param: FieldSpec, tool: ToolSpec) -> tuple[str, ...]:

@@ -128,6 +128,7 @@ class _Operation:
         return ToolSpec(
             name=clean_name(name or _name_from_path(self._method, self._path), pointer),
             description=" ".join((description or summary).split()),
+            summary=" ".join(summary.split()) if description and summary != description else "",
             params=self._params(),
             output=self._output(),
             method=self._method,

@@ -15,6 +15,8 @@ from autoforge_jax.config import BatchConfig, ERPOConfig, MeshConfig, OptimizerC
 from autoforge_jax.data.batch import Batch, pack
 from autoforge_jax.model.config import Qwen3Config
 from autoforge_jax.model.sharding import Layout, make_layout, path_name
+from autoforge_jax.rollout.engine_jax import JaxEngine
+from autoforge_jax.rollout.engine_layout import engine_layout
 from autoforge_jax.train.assembly import create_params
 from autoforge_jax.train.checkpoint import CheckpointMeta, CheckpointStore
 from autoforge_jax.train.optimizer import make_optimizer
@@ -26,6 +28,8 @@ from autoforge_jax.train.step import (
     forward_of,
     make_train_step,
 )
+from autoforge_jax.train.weight_sync import sync_weights
+from autoforge_jax.types import SampleRequest, SamplingParams
 from tests.autoforge_jax.mock_learner import VOCABULARY, leaves, samples
 
 MODEL = Qwen3Config(
@@ -135,6 +139,47 @@ def moved(state: TrainState, target: Layout | None, folder: Path) -> dict[str, A
     }
 
 
+def sampled(learner_layout: Layout | None) -> tuple[JaxEngine, list[Any]]:
+    """Two turns of five sessions with a shared prefix, by an engine that was handed a learner's weights."""
+    graphdef, params = create_params(MODEL, 0, learner_layout)
+    layout = engine_layout(learner_layout)
+    engine = JaxEngine(graphdef, MODEL, slots=5, max_length=64, layout=layout)
+    sync_weights(params, 3, engine)
+    chance = np.random.default_rng(0)
+    prefix = tuple(int(i) for i in chance.integers(0, VOCABULARY, 9))
+    contexts = {
+        f"s{n}": (*prefix, *(int(i) for i in chance.integers(0, VOCABULARY, 3 + n))) for n in range(5)
+    }
+    found: list[Any] = []
+    for turn in range(2):
+        requests = [
+            SampleRequest(name, ids, SamplingParams(max_turn_tokens=6 + turn), 11 * turn + n, len(prefix))
+            for n, (name, ids) in enumerate(contexts.items())
+        ]
+        outputs = engine.sample(requests)
+        contexts = {
+            r.session_id: (*r.token_ids, *o.token_ids, 1) for r, o in zip(requests, outputs, strict=True)
+        }
+        found += outputs
+    return engine, found
+
+
+def engines(learner_layout: Layout) -> dict[str, Any]:
+    """An engine over `tensor` against one on one device."""
+    _, alone = sampled(None)
+    engine, together = sampled(learner_layout)
+    pairs = list(zip(alone, together, strict=True))
+    store = engine._store
+    assert store is not None
+    return {
+        "ids": all(a.token_ids == b.token_ids for a, b in pairs),
+        "tokens": sum(len(a.token_ids) for a, _ in pairs),
+        "logprob_error": max(float(np.max(np.abs(np.subtract(a.logprobs, b.logprobs)))) for a, b in pairs),
+        "shares": shares({"keys": store.keys, "values": store.values, **engine.weights}),
+        "compiles": engine.stats()["compiles"],
+    }
+
+
 def main(folder: Path) -> None:
     """Print the facts."""
     singles = {id(batch): one(batch) for batch in (ROWS, APART)}
@@ -148,6 +193,9 @@ def main(folder: Path) -> None:
     facts["trained"], state = trained(layouts["mixture"], APART, singles[id(APART)])
     facts["to_fsdp"] = moved(state, layouts["fsdp"], folder / "a")
     facts["to_one"] = moved(state, None, folder / "b")
+    single_state = init_state(create_params(MODEL, 1, None)[1], OPTIMIZER)
+    facts["from_one"] = moved(single_state, layouts["mixture"], folder / "c")
+    facts["engine"] = engines(layouts["mixture"])
     print(json.dumps(facts))
 
 

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from autoforge_jax.data.advantages import compute_advantages
+from autoforge_jax.data.running_std import RunningStd
 from autoforge_jax.errors import TrainingError
 from autoforge_jax.types import TrajectoryGroup
 from tests.autoforge_jax.mock_learner import group, trajectory
@@ -108,3 +109,60 @@ def test_foreign_trajectory_and_unknown_kind() -> None:
 def test_advantages_and_samples_load_without_jax() -> None:
     code = "import sys, autoforge_jax.data.samples; sys.exit('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_leave_one_out_compares_with_the_others() -> None:
+    groups = [group([1, 0, 0, 0]), group([0.5, 0.2], task="t1")]
+    result = compute_advantages(groups, "batch", baseline="leave_one_out")
+    std = statistics.pstdev([1, 0, 0, 0, 0.5, 0.2])
+    for row, rewards in zip(result.advantages, ([1, 0, 0, 0], [0.5, 0.2]), strict=True):
+        for index, advantage in enumerate(row):
+            others = [r for i, r in enumerate(rewards) if i != index]
+            assert advantage == pytest.approx((rewards[index] - statistics.mean(others)) / std)
+    # an excluded rollout is nobody's baseline, and a group of one valid rollout has none
+    members = (trajectory(1.0), trajectory(0.0, index=1), trajectory(9.0, index=2, user_error=True))
+    spoilt = compute_advantages([TrajectoryGroup("t0", "e0", members)], baseline="leave_one_out")
+    assert spoilt.advantages == ((2.0, -2.0, None),)
+    lonely = TrajectoryGroup("t0", "e0", (trajectory(1.0), trajectory(0.0, index=1, user_error=True)))
+    assert compute_advantages([lonely], baseline="leave_one_out").advantages == ((0.0, None),)
+    with pytest.raises(ValueError, match="group_mean or leave_one_out"):
+        compute_advantages(groups, baseline="mean")  # type: ignore[arg-type]
+
+
+def test_running_std_by_hand_and_equal_to_the_batch_at_first() -> None:
+    running = RunningStd(0.5)
+    first = [group([1, 0, 0, 0]), group([1, 1, 0, 0], task="t1")]
+    running.update(first)
+    assert compute_advantages(first, running=running) == compute_advantages(first)
+    second = [group([1, 1, 1, 0], task="t2")]
+    running.update(second)
+    # 8 rewards with sum 3 at half weight, 4 with sum 3: n = 8, s = 4.5, q = 4.5
+    std = math.sqrt(4.5 / 8 - (4.5 / 8) ** 2)
+    assert running.std("e0") == pytest.approx(std)
+    result = compute_advantages(second, running=running)
+    assert result.advantages[0] == pytest.approx((0.25 / std, 0.25 / std, 0.25 / std, -0.75 / std))
+    assert result.environments[0].reward_std == pytest.approx(
+        math.sqrt(3 / 16)
+    )  # the batch's own is reported
+    assert running.std("unseen") == 0.0
+    assert RunningStd.from_json(0.5, running.to_json()) == running
+    with pytest.raises(TrainingError, match="expected environment ->"):
+        RunningStd.from_json(0.5, {"e0": [1]})
+    with pytest.raises(ValueError, match="belongs to kind environment"):
+        compute_advantages(first, "group", running=running)
+
+
+def test_running_std_ignores_what_is_excluded_and_equal_rewards_have_none() -> None:
+    running = RunningStd(0.9)
+    members = (trajectory(0.1), trajectory(0.1, index=1), trajectory(5.0, index=2, user_error=True))
+    for _ in range(5):
+        running.update([TrajectoryGroup("t0", "e0", members)])
+    assert running.std("e0") == 0.0
+
+
+def test_a_user_error_counts_only_where_the_config_keeps_it() -> None:
+    kept = trajectory(0.0, index=1, user_error=True, keep_user_error=True)
+    result = compute_advantages([TrajectoryGroup("t0", "e0", (trajectory(1.0), kept))])
+    assert result.advantages == ((1.0, -1.0),) and result.excluded == 0
+    broken = trajectory(0.0, index=1, user_error=True, keep_user_error=True, excluded="env_error")
+    assert not broken.valid

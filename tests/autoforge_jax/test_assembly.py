@@ -9,6 +9,7 @@ from autoforge_jax.errors import EngineLostError
 from autoforge_jax.rollout.engine_jax import JaxEngine
 from autoforge_jax.rollout.engine_sglang import SGLangEngine
 from autoforge_jax.train.assembly import Assembly
+from autoforge_jax.train.phase_synthesis import Environments
 from autoforge_jax.train.rundir import RunDir
 from tests.autoforge_jax.mock_learner import leaves
 from tests.autoforge_jax.mock_rollout import renderer, tokenizer
@@ -21,7 +22,7 @@ def assembly(root: Path, **rollout: object) -> Assembly:
     config = parse_config({"run": {"compile_cache": ""}, "model": MODEL, "rollout": {"slots": 2, **rollout}})
     run = RunDir(root, config)
     tokenizer().save(run.tokenizer)
-    return Assembly(run, renderer(), {})
+    return Assembly(run, renderer(), Environments((), (), {}))
 
 
 def test_the_embedded_engine_is_the_default_and_is_handed_weights(tmp_path: Path) -> None:

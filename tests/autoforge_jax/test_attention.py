@@ -5,7 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from autoforge_jax.errors import ConfigError
 from autoforge_jax.numerics.attention import segment_attention
+from autoforge_jax.numerics.kernels import attend, choose_kernel, masked_attention, splash_attention
 
 SEGMENTS = np.array(
     [
@@ -81,3 +83,85 @@ def test_gradient_agrees_with_finite_differences(arrays):
     segments = jnp.asarray(SEGMENTS[:1])
     grad = jax.jit(jax.grad(lambda k: jnp.sum(jnp.sin(segment_attention(q32, k, v32, segments, chunk=3)))))
     assert float(np.sum(np.asarray(grad(k32)) * direction)) == pytest.approx(expected, rel=1e-4)
+
+
+def kernel_case(kernel):
+    """(function of q, k, v, segments; its arguments) for one kernel. Splash takes blocks of 128 and has no
+    shared prefix."""
+    rng = np.random.default_rng(2)
+    if kernel == "splash":
+        segments = np.repeat(
+            np.array([[2, 2, 3, 4, 0, 0, 5, 0], [2, 3, 3, 3, 3, 4, 4, 4]], np.int32), 16, axis=1
+        )
+
+        def function(q, k, v, segments):
+            return splash_attention(q, k, v, segments, interpret=True)
+    else:
+        segments = SEGMENTS
+
+        def function(q, k, v, segments):
+            if kernel == "cudnn":  # the same code with XLA's product in place of the kernel
+                return masked_attention(q, k, v, segments, implementation="xla")
+            return attend(q, k, v, segments, kernel="xla", chunk=4)
+
+    shape = segments.shape
+    return function, [rng.normal(size=(*shape, n, 8)).astype(np.float32) for n in (4, 2, 2)], segments
+
+
+@pytest.mark.parametrize("kernel", ["xla", "cudnn", "splash"])
+def test_every_kernel_matches_the_loop_and_has_the_same_gradients(kernel):
+    function, (q, k, v), segments = kernel_case(kernel)
+    got = jax.jit(function)(q, k, v, segments)
+    np.testing.assert_allclose(got, by_hand(q, k, v, segments), atol=5e-6)
+    assert np.all(np.asarray(got)[segments == 0] == 0.0)
+    weight = np.random.default_rng(3).normal(size=q.shape).astype(np.float32)
+
+    def gradients(function):
+        def loss(q, k, v):
+            return jnp.sum(function(q, k, v, jnp.asarray(segments)) * weight)
+
+        return jax.jit(jax.grad(loss, argnums=(0, 1, 2)))(q, k, v)
+
+    def plain(q, k, v, segments):
+        return segment_attention(q, k, v, segments, chunk=64)
+
+    for a, b in zip(gradients(function), gradients(plain), strict=True):
+        assert np.all(np.isfinite(a))
+        np.testing.assert_allclose(a, b, atol=2e-5)
+        assert np.all(np.asarray(a)[segments == 0] == 0.0)
+
+
+def test_keys_of_a_prefix_in_another_row_are_seen_by_the_masked_kernel_too():
+    rng = np.random.default_rng(4)
+    segments, keys = np.array([[2, 2, 3, 0]], np.int32), np.array([[1, 1, 0, 2, 2, 3, 0]], np.int32)
+    q = rng.normal(size=(1, 4, 4, 8)).astype(np.float32)
+    k, v = (rng.normal(size=(1, 7, 2, 8)).astype(np.float32) for _ in range(2))
+    want = segment_attention(q, k, v, segments, chunk=4, key_segments=keys)
+    got = masked_attention(q, k, v, segments, keys, implementation="xla")
+    np.testing.assert_allclose(got, want, atol=3e-6)
+    # splash has no such form: the call falls back
+    np.testing.assert_allclose(attend(q, k, v, segments, kernel="splash", chunk=4, key_segments=keys), want)
+
+
+def test_the_kernel_follows_the_platform_and_a_wrong_wish_says_why():
+    def chosen(wanted, platform, dtype="bfloat16", head_dim=128, row_tokens=8192, shared=False):
+        return choose_kernel(
+            wanted,
+            platform=platform,
+            dtype=dtype,
+            head_dim=head_dim,
+            row_tokens=row_tokens,
+            shared_prefixes=shared,
+        )
+
+    assert [chosen("auto", p) for p in ("gpu", "cuda", "tpu", "cpu")] == ["cudnn", "cudnn", "splash", "xla"]
+    assert chosen("auto", "gpu", dtype="float32") == "xla" == chosen("xla", "gpu")
+    assert chosen("auto", "gpu", shared=True) == "cudnn" and chosen("auto", "tpu", shared=True) == "xla"
+    with pytest.raises(ConfigError, match=r"'splash', but .*share_prefix = false"):
+        chosen("splash", "tpu", shared=True)
+    with pytest.raises(ConfigError, match=r"row_tokens is 100, it takes multiples of 128"):
+        chosen("splash", "tpu", row_tokens=100)
+    with pytest.raises(
+        ConfigError, match=r"'cudnn', but this machine has cpu, no NVIDIA GPU; model.dtype is float32"
+    ):
+        chosen("cudnn", "cpu", dtype="float32")

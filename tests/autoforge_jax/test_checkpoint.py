@@ -11,8 +11,9 @@ import pytest
 
 from autoforge_jax.config import OptimizerConfig, SFTConfig
 from autoforge_jax.errors import CheckpointError
-from autoforge_jax.train.checkpoint import CheckpointMeta, CheckpointStore, hash_json
+from autoforge_jax.train.checkpoint import CheckpointMeta, CheckpointStore
 from autoforge_jax.train.optimizer import make_optimizer
+from autoforge_jax.train.rundir import hash_json
 from autoforge_jax.train.sft import ReferenceBatches, run_sft
 from autoforge_jax.train.state import init_state
 from autoforge_jax.train.step import SupervisedObjective
@@ -101,7 +102,7 @@ def test_changed_bytes_of_the_right_size_are_found(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path)
     path = store.save(fresh_state(), meta(1))
     tree = json.loads((path / "meta.json").read_text())
-    tree["arrays"][0]["blake2b"] = "0" * 32
+    tree["arrays"][0]["checksum"] += 1
     (path / "meta.json").write_text(json.dumps(tree))
     with pytest.raises(CheckpointError, match="does not have the bytes that were saved"):
         store.restore(fresh_state())

@@ -8,10 +8,12 @@ import pytest
 
 from autoforge_jax.config import ERPOConfig, RolloutConfig
 from autoforge_jax.errors import ConfigError
-from autoforge_jax.rollout.collect import Collection, collect, collection_metrics, rewarded, task_order
+from autoforge_jax.rollout.collect import Collection, collect, collection_metrics
 from autoforge_jax.rollout.conditions import Conditions
 from autoforge_jax.rollout.episode import reference_actions
 from autoforge_jax.rollout.jobs import TaskItem, stable_hash
+from autoforge_jax.rollout.mix import task_order
+from autoforge_jax.rollout.shaping import rewarded
 from autoforge_jax.types import SampleRequest, Trajectory, TrajectoryGroup
 from envgen.interface import Message, ToolCall, UserVerdict
 from tests.autoforge_jax.mock_rollout import Recorder, bundle, items, renderer

@@ -41,6 +41,26 @@ def test_quickstart_reads_four_documents_and_holds_one_environment_out() -> None
     [
         ("ablations/group_advantage.toml", {"run.name", "erpo.advantage"}),
         ("ablations/sequence_ratio.toml", {"run.name", "erpo.ratio", "erpo.clip_low", "erpo.clip_high"}),
+        ("ablations/sequence_ratio_sum.toml", {"run.name", "erpo.ratio", "erpo.ratio_length_normalised"}),
+        ("ablations/leave_one_out.toml", {"run.name", "erpo.baseline"}),
+        ("ablations/batch_advantage.toml", {"run.name", "erpo.advantage"}),
+        ("ablations/running_std.toml", {"run.name", "erpo.environment_std"}),
+        (
+            "ablations/no_user_error_mask.toml",
+            {"run.name", "erpo.mask_user_errors", "user.fault_rate", "judge.kind"},
+        ),
+        ("ablations/sequence_mean.toml", {"run.name", "erpo.aggregation"}),
+        ("ablations/overlong_mask.toml", {"run.name", "erpo.overlong"}),
+        ("ablations/overlong_penalty.toml", {"run.name", "erpo.overlong"}),
+        ("ablations/kl_reference.toml", {"run.name", "erpo.kl_coefficient"}),
+        ("ablations/kl_old.toml", {"run.name", "erpo.kl_coefficient", "erpo.kl_target"}),
+        (
+            "ablations/importance_correction.toml",
+            {"run.name", "erpo.old_policy", "erpo.correction", "erpo.reject_sequence_gap"},
+        ),
+        ("ablations/overlap.toml", {"run.name", "erpo.max_staleness", "erpo.old_policy", "erpo.correction"}),
+        ("ablations/no_interleaved_thinking.toml", {"run.name", "render.interleaved_thinking"}),
+        ("ablations/all_groups.toml", {"run.name", "erpo.dynamic_sampling"}),
     ],
 )
 def test_an_ablation_differs_from_the_study_in_nothing_else(name: str, keys: set[str]) -> None:

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from autoforge_jax.errors import TrainingError
-from autoforge_jax.rollout.collect import task_order
 from autoforge_jax.rollout.curriculum import DECAY, FLOOR, SuccessRecord, kind
 from autoforge_jax.rollout.jobs import TaskItem
+from autoforge_jax.rollout.mix import task_order
 from autoforge_jax.types import Trajectory, TrajectoryGroup
 from tests.autoforge_jax.mock_rollout import bundle, items, renderer
 from tests.autoforge_jax.test_collect import collected, many, playing

@@ -1,5 +1,6 @@
-"""Who this process is among several, from config and environment; training across processes is refused."""
+"""Who this process is among several, from config and environment, and what joining them needs."""
 
+import socket
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from typer.testing import CliRunner
 from autoforge_jax.cli import app
 from autoforge_jax.config import MeshConfig
 from autoforge_jax.errors import ConfigError
-from autoforge_jax.train.distributed import Membership, barrier, membership
+from autoforge_jax.train.distributed import Membership, joined, membership
 
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = {
@@ -40,12 +41,19 @@ def test_a_wrong_number_says_what_was_expected(changes: dict[str, str], message:
         membership(MeshConfig(), ENVIRONMENT | changes)
 
 
-def test_a_barrier_of_one_process_is_open() -> None:
-    assert barrier("alone", 0.001) is None
+def test_one_process_is_a_crew_of_one_and_joins_nobody() -> None:
+    with joined(MeshConfig()) as crew:
+        assert (crew.index, crew.count) == (0, 1)
+        crew.meet("alone")
 
 
-def test_training_in_several_processes_is_refused_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AUTOFORGE_COORDINATOR", "localhost:1")
-    result = CliRunner().invoke(app, ["train", str(ROOT / "configs/debug/tiny.toml")])
+def test_a_run_that_finds_no_coordinator_ends_with_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        address = f"localhost:{free.getsockname()[1]}"
+    for name, value in {"COORDINATOR": address, "PROCESSES": "2", "PROCESS_ID": "1"}.items():
+        monkeypatch.setenv(f"AUTOFORGE_{name}", value)
+    words = ["train", str(ROOT / "configs/debug/tiny.toml"), "--set", "mesh.timeout_s=1"]
+    result = CliRunner().invoke(app, words)
     assert result.exit_code == 2
-    assert "training in several processes is not built yet" in result.output
+    assert f"process 1: error: process 1: nobody answers at {address} within 1 s" in result.output

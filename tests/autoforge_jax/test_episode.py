@@ -33,8 +33,10 @@ from envgen.interface import (
     UserVerdict,
     open_env,
 )
+from envgen.synthesis.pipeline import make_bundle
 from tests.autoforge_jax.mock_rollout import Recorder, bundle, items, renderer, tokenizer
 from tests.envgen.dual_domain import ASK, dual_bundle
+from tests.envgen.mock_domain import DOC, mock_draft
 
 SAMPLING = SamplingParams(temperature=0.7, top_p=0.9, top_k=5)
 LIMITS = EpisodeLimits(max_turns=6, max_turn_tokens=60, max_trajectory_tokens=900)
@@ -403,3 +405,18 @@ def test_a_reference_asks_the_user_to_act_and_its_tools_stay_out_of_the_prompt()
     assert played.tool_calls == len(played.turns) - 2
     prefix = renderer().tokenizer.decode(played.token_ids[: played.prefix_length])
     assert "update_note" in prefix and "delete_note" not in prefix
+
+
+def test_references_that_end_in_an_answer_or_a_refusal_are_played_like_any_other() -> None:
+    """The closing message carries the typed slots through renderer, ledger and Env."""
+    made = make_bundle(DOC, mock_draft(), tasks=8, heldout=2, seed=3, answer_share=0.9)
+    answering = [task for task in made.tasks if task.answers]
+    assert len(answering) >= 4
+    limits = EpisodeLimits(max_turns=12, max_turn_tokens=400, max_trajectory_tokens=9000)
+    for task in answering:
+        played = reference_trajectory(made, task, renderer(), limits)
+        assert played.success and played.partial_credit == 1.0
+        assert played.turns[-1].action.content == task.closing and '{"answer":' in task.closing
+        silent = task.model_copy(update={"closing": "Done."})
+        with pytest.raises(TrainingError, match="reward 0"):
+            reference_trajectory(made, silent, renderer(), limits)

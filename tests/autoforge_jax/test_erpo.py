@@ -8,7 +8,7 @@ import pytest
 
 from autoforge_jax.config import ERPOConfig
 from autoforge_jax.errors import LedgerError, TrainingError
-from autoforge_jax.train.erpo import ERPOLearner, merge_updates, run_erpo, split_minibatches
+from autoforge_jax.train.erpo import ERPOLearner, Rollouts, merge_updates, run_erpo, split_minibatches
 from autoforge_jax.train.state import TrainState
 from autoforge_jax.train.step import PolicyObjective, ReferenceLogprobs
 from autoforge_jax.types import TrajectoryGroup
@@ -174,9 +174,9 @@ def test_split_and_merge() -> None:
 def test_run_collects_under_the_live_state_and_stops_on_request() -> None:
     asked: list[tuple[int, int]] = []
 
-    def collect(step: int, state: TrainState) -> list[TrajectoryGroup]:
+    def collect(step: int, state: TrainState) -> Rollouts:
         asked.append((step, int(state.step)))
-        return [group([0, 1])]
+        return Rollouts([group([0, 1])])
 
     work = learner(steps=5, max_agreement_gap=99)
     result = run_erpo(fresh_state(), work, collect, start_step=1, on_step=lambda n, s, m, g: n == 3)

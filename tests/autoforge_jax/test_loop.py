@@ -23,6 +23,7 @@ from autoforge_jax.train.interrupt import Interrupted, StopFlag
 from autoforge_jax.train.loop import execute
 from autoforge_jax.train.metrics import Bar, Reporter, read_jsonl
 from autoforge_jax.train.rundir import PHASES, RunDir, read_json
+from benchmarks.kill_resume import differences
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -74,7 +75,7 @@ def finished(out_dir: Path) -> tuple[RunDir, str]:
 
 def _stable(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Metrics without what may differ between two runs: times and compile counts."""
-    drop = ("seconds", "compiles", "engine_compiles")
+    drop = ("seconds", "speed", "compiles", "engine_compiles")
     return [{key: value for key, value in row.items() if key not in drop} for row in rows]
 
 
@@ -112,6 +113,10 @@ def test_every_step_has_its_line_with_a_time_split(finished: tuple[RunDir, str])
     assert warm[-1]["loss"] < warm[0]["loss"] / 4
     for row in erpo:
         assert {"rollout", "sync", "train"} <= row["seconds"].keys()
+        speed = row["speed"]
+        assert speed["tokens_per_s"] >= speed["useful_tokens_per_s"] > 0 and speed["tflops"] > 0
+        assert "mfu" not in speed, "the config names no accelerator"
+        assert speed["xla_compiles"] > 0 and speed["compile_seconds"] > 0
         assert {"reward", "mixed_share", "grad_norm", "compiles", "engine_compiles"} <= row.keys()
     assert any(row["update_skipped"] == 0 and row["grad_norm"] > 0 for row in erpo), "no step had a gradient"
     assert all(row["logprob_gap_mean"] < 1e-3 for row in erpo if row["tokens"]), "engine and learner disagree"
@@ -178,7 +183,7 @@ def test_an_interrupted_run_goes_on_to_the_same_metrics_and_parameters(
         stop = StopFlag()
         with pytest.raises(Interrupted, match=f"saved after step {saved} of") as caught:
             execute(config, reporter=_StopAt(stop, name, step), stop=stop)
-        assert caught.value.exit_code == 143
+        assert caught.value.exit_code == 0
     # A process that dies between two checkpoints leaves lines of steps that will be done again.
     with (out_dir / "pieces" / "metrics.jsonl").open("a") as file:
         file.write(json.dumps({"phase": "erpo", "step": 3, "reward": 99.0}) + "\n")
@@ -190,6 +195,35 @@ def test_an_interrupted_run_goes_on_to_the_same_metrics_and_parameters(
     kept = [[r for r in read_jsonl(run.trajectories) if r["stage"] != "newest"] for run in (pieces, whole)]
     first, second = (sorted(rows, key=lambda r: [str(r[k]) for k in key]) for rows in kept)
     assert first == second
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("within", "event"),
+    [("checkpoints/sft", 9), ("erpo/.writing-step_00000004/meta.json", 1), ("metrics.jsonl", 10)],
+    ids=["while arrays are written", "before a checkpoint is whole", "before a line of metrics"],
+)
+def test_a_killed_run_is_finished_bit_equal(
+    within: str, event: int, finished: tuple[RunDir, str], out_dir: Path
+) -> None:
+    """SIGKILL just before the program's n-th file event under a path; benchmarks/kill_resume.py does more."""
+    name = f"killed-{event}"
+    config = _tiny(out_dir, name)
+    words = [
+        "run", str(ROOT / "configs/debug/tiny.toml"), "--set", f"run.out_dir={out_dir}",
+        "--set", f"run.name={name}", "--set", f"run.compile_cache={ROOT / '.jax_cache'}",
+    ]  # fmt: skip
+    killed = subprocess.run(
+        [
+            sys.executable, "benchmarks/kill_resume.py", "--child", str(out_dir / name),
+            "--within", within, "--kill-at", str(event), *words,
+        ],
+        cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, timeout=600, check=False,
+    )  # fmt: skip
+    assert killed.returncode == -signal.SIGKILL, killed.stderr[-2000:]
+    resumed = execute(config, reporter=Reporter(io.StringIO()))
+    assert not list(resumed.root.glob("checkpoints/*/.*")), "remains of the killed process"
+    assert differences(resumed.root, finished[0].root) == []
 
 
 def test_a_changed_document_is_noticed_once_results_depend_on_it(out_dir: Path) -> None:

@@ -28,6 +28,8 @@ def test_schedules() -> None:
     assert cosine == pytest.approx([0.1 + 0.45 * (1 + np.cos(np.pi * i / 4)) for i in range(5)])
     with pytest.raises(ConfigError, match="leaves nothing of 10 steps"):
         make_schedule(OptimizerConfig(schedule="cosine", warmup_steps=10), 10)
+    # a phase that is left out (sft.steps = 0 of a pretrained policy) keeps its default schedule
+    make_schedule(OptimizerConfig(schedule="cosine", warmup_steps=10), 0)
 
 
 def test_adamw_step_clips_and_decays_matrices_only() -> None:

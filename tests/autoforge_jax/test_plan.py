@@ -123,6 +123,47 @@ def test_v5e_config_by_hand() -> None:
 
 
 @pytest.mark.slow
+def test_lora_config_by_hand() -> None:
+    plan = make_plan(load_config(TRAIN / "single_gpu_qwen3_4b_lora.toml"))
+    layer = 2 * 2560 * 4096 + 2 * 2560 * 1024 + 3 * 2560 * 9728
+    norms = 36 * (2 * 2560 + 2 * 128) + 2560
+    # in + out of query, key and value, output, gate and up, down
+    adapters = 32 * 36 * ((2560 + 4096) + 2 * (2560 + 1024) + (4096 + 2560) + 3 * (2560 + 9728))
+    assert adapters == 66_060_288
+    found = parts(plan)
+    assert found["frozen model"] == 2 * (151_936 * 2560 + 36 * layer) + 4 * norms
+    assert found["adapters"] == found["gradients"] == 4 * adapters
+    assert found["optimiser"] == pytest.approx(8 * adapters, abs=64)
+    assert found["engine: weights"] == 4 * plan.model.num_parameters
+    tokens = 256 * 8192
+    assert plan.flops.layers == 4 * 36 * layer * tokens + 6 * adapters * tokens
+    assert plan.fits
+    assert "66,060,288 trained numbers, rank 32 on query, key" in plan_text(plan)
+
+
+@pytest.mark.slow
+def test_mixture_config_by_hand() -> None:
+    plan = make_plan(load_config(TRAIN / "tpu_v5p_64_qwen3_30b_a3b.toml"))
+    attention = 2 * 2048 * 4096 + 2 * 2048 * 512
+    experts = 128 * 3 * 2048 * 768
+    layer = attention + experts + 2048 * 128 + 2 * 2048 + 2 * 128
+    count = 2 * 151_936 * 2048 + 48 * layer + 2048
+    assert plan.model.num_parameters == count == 30_532_122_624
+    # the head norms lie whole on every chip, all else over 64
+    own = 4 * ((count - 48 * 256) / 64 + 48 * 256)
+    found = parts(plan)
+    assert found["parameters"] == found["gradients"] == own
+    assert found["optimiser"] == pytest.approx(2 * own, abs=64)
+    assert not any(name.startswith("engine") for name in found), "servers roll out"
+    assert (plan.batch.trajectories, plan.batch.microbatches, plan.batch.per_row) == (256, 4, 1)
+    active = attention + 2048 * 128 + 8 * 3 * 2048 * 768
+    assert plan.flops.layers == 6 * 48 * active * 256 * 16_384
+    assert plan.config.mesh.size == 64 and plan.time.links > 0
+    assert plan.fits
+    assert "128 in each layer, 8 per token, width 768, dropless" in plan_text(plan)
+
+
+@pytest.mark.slow
 def test_the_command_says_what_does_not_fit() -> None:
     path = str(TRAIN / "single_gpu_qwen3_0_6b.toml")
     result = CliRunner().invoke(app, ["plan", path, "--chip", "v5e"])
@@ -135,7 +176,7 @@ def test_the_command_says_what_does_not_fit() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["plain", "remat"])
+@pytest.mark.parametrize("name", ["plain", "remat", "experts", "experts, remat", "lora", "lora, no remat"])
 def test_planned_memory_is_within_a_tenth_of_what_xla_says(name: str) -> None:
     config, model = case(name)
     assert planned(config, model) == pytest.approx(measured(config, model), rel=0.1)

@@ -1,5 +1,5 @@
-"""Our Qwen3 against transformers' numbers (tests/golden) and against itself where the numbers must not
-change."""
+"""Our Qwen3 and Llama against transformers' numbers (tests/golden) and against itself where the numbers
+must not change."""
 
 import dataclasses
 import json
@@ -34,7 +34,7 @@ TINY = Qwen3Config(
 
 def golden_folder(name: str, tmp_path: Path) -> tuple[Path, dict[str, np.ndarray]]:
     """The golden file as a Hugging Face folder, and what it says must come out."""
-    path = GOLDEN / f"qwen3_{name}.safetensors"
+    path = GOLDEN / f"{name}.safetensors"
     tensors = load_file(path)
     with safe_open(path, framework="np") as file:
         (tmp_path / "config.json").write_text(file.metadata()["config"])
@@ -43,7 +43,13 @@ def golden_folder(name: str, tmp_path: Path) -> tuple[Path, dict[str, np.ndarray
     return tmp_path, tensors
 
 
-@pytest.mark.parametrize("name", ["tied", "untied"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("qwen3_tied", "qwen3_untied", "qwen3_wide_heads", "qwen3_moe", "qwen3_moe_unnormalised"),
+        *("llama_smollm2", "llama_llama3", "llama_linear"),
+    ],
+)
 def test_equals_transformers_at_every_depth(name, tmp_path):
     folder, golden = golden_folder(name, tmp_path)
     config = Qwen3Config.from_hf(json.loads((folder / "config.json").read_text()))
@@ -154,6 +160,26 @@ def test_remat_and_chunk_change_nothing(model, run):
     np.testing.assert_allclose(got, run(tokens, positions, segments), atol=1e-5)
 
 
+def test_what_remat_keeps_lies_between_nothing_and_everything_and_gradients_are_the_same(model):
+    weights = weights_of(nnx.state(model, nnx.Param))
+    tokens = np.random.default_rng(2).integers(0, 50, (3, 24)).astype(np.int32)
+    inputs = tokens, np.broadcast_to(np.arange(24, dtype=np.int32), (3, 24)), np.full((3, 24), 2, np.int32)
+    kept, gradients = [], []
+    for remat, saves in ((True, "nothing"), (True, "products"), (False, "nothing")):
+        config = dataclasses.replace(TINY, remat=remat, remat_saves=saves)
+
+        def loss(weights, config=config):
+            return jnp.sum(jnp.sin(forward(weights, config, *inputs)))
+
+        residuals = jax.eval_shape(lambda w, loss=loss: jax.vjp(loss, w)[1], weights)
+        kept.append(sum(leaf.size for leaf in jax.tree.leaves(residuals)))
+        gradients.append(jax.tree.leaves(jax.jit(jax.grad(loss))(weights)))
+    assert kept[0] < kept[1] < kept[2]
+    for other in gradients[1:]:
+        for a, b in zip(gradients[0], other, strict=True):
+            np.testing.assert_allclose(a, b, atol=1e-4, rtol=1e-4)
+
+
 def test_parameter_table_count_and_axes_agree(model):
     for config in (TINY, dataclasses.replace(TINY, tie_embeddings=False)):
         shapes = parameter_shapes(config)
@@ -175,7 +201,7 @@ def test_config_round_trip_and_refusals():
     older = {k: v for k, v in TINY.to_hf().items() if k not in ("rope_parameters", "dtype")}
     assert Qwen3Config.from_hf(older).rope_theta == 10_000.0
     for change, word in (
-        ({"model_type": "llama"}, "model_type"),
+        ({"model_type": "mistral"}, "model_type"),
         ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "rope_type"),
         ({"attention_bias": True}, "attention_bias"),
         ({"use_sliding_window": True}, "use_sliding_window"),

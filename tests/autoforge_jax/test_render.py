@@ -14,9 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autoforge_jax.config import RenderConfig
-from autoforge_jax.errors import ConfigError, LedgerError
+from autoforge_jax.errors import LedgerError
 from autoforge_jax.rollout.episode import reference_texts
-from autoforge_jax.rollout.render import Renderer, compact_json
+from autoforge_jax.rollout.formats.calls import compact_json
+from autoforge_jax.rollout.render import Renderer
 from autoforge_jax.rollout.signatures import one_line, signature
 from autoforge_jax.rollout.tokenizer import CHAT_TEMPLATE, SPECIAL_TOKENS
 from envgen.interface import AgentTool, Message, ToolCall
@@ -129,8 +130,6 @@ def test_prefix_is_shared_and_policy_can_be_left_out() -> None:
 
 
 def test_wrong_uses_are_errors() -> None:
-    with pytest.raises(ConfigError, match="interleaved_thinking"):
-        Renderer(tokenizer(), RenderConfig(interleaved_thinking=False))
     with pytest.raises(LedgerError, match="assistant message cannot be an observation"):
         renderer().observations([Message(role="assistant", content="x")])
 

@@ -7,9 +7,12 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+
+from autoforge_jax.config import load_config
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = ROOT / "tpu_scripts"
@@ -19,7 +22,11 @@ KIND = {"ACCELERATOR_TYPE": "v5litepod-16", "RUNTIME_VERSION": "v2-alpha-tpuv5-l
 
 def script(name: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run a script; only the variables given name machines."""
-    kept = {key: value for key, value in os.environ.items() if key not in {*NAMES, *KIND, "SLICES", "SPOT"}}
+    kept = {
+        key: value
+        for key, value in os.environ.items()
+        if key not in {*NAMES, *KIND, "SLICES", "SPOT", "HOSTS"}
+    }
     return subprocess.run(
         ["bash", str(SCRIPTS / name), *arguments],
         env=kept | environment, capture_output=True, text=True, timeout=600, check=False, cwd=ROOT,
@@ -74,12 +81,85 @@ def test_logs_stop_and_delete() -> None:
     (logs,) = dry("logs.sh", **NAMES, WORKER="3")
     assert logs[-4:] == ["--worker", "3", "--command", "tail -n 50 -F autoforge/run.log"]
     (stop,) = dry("stop.sh", **NAMES)
-    assert stop[-3] == "all" and stop[-1].startswith("kill -TERM $(cat autoforge/run.pid)")
+    assert stop[-3] == "all" and stop[-1].startswith("kill -TERM -- -$(cat autoforge/run.pid)")
     (delete,) = dry("delete.sh", **NAMES)
     assert delete[4:6] == ["delete", "forge"] and delete[-2:] == ["--force", "--quiet"]
 
 
-@pytest.mark.parametrize("name", ["create.sh", "setup.sh", "launch.sh", "logs.sh", "stop.sh", "delete.sh"])
+def test_several_slices_are_several_nodes() -> None:
+    first, second = dry("stop.sh", **NAMES, SLICES="2")
+    assert (first[5], second[5]) == ("forge-0", "forge-1")
+    launched = dry("launch.sh", "run", "c.toml", **NAMES, SLICES="3")
+    assert [line[5] for line in launched] == ["forge-0", "forge-1", "forge-2"]
+    assert len(dry("setup.sh", **NAMES, SLICES="2")) == 1 + 2 + 2
+    (logs,) = dry("logs.sh", **NAMES, SLICES="2")
+    assert logs[5] == "forge-0"
+
+
+def test_a_run_is_started_again_after_an_error_and_not_after_sigterm(tmp_path: Path) -> None:
+    (line,) = dry("launch.sh", "run", "c.toml", **NAMES, RESTARTS="3")
+    inner = shlex.split(line[-1].partition("nohup ")[2].partition(">")[0])
+    assert inner[:2] == ["bash", "-c"] and "until .venv/bin/autoforge run c.toml ; do" in inner[2]
+    # two failures, then success: three starts in each of two processes
+    program = tmp_path / "program.sh"
+    program.write_text(
+        'echo x >> "$0.$AUTOFORGE_PROCESS_ID"; [ "$(wc -l < "$0.$AUTOFORGE_PROCESS_ID")" -eq 3 ]\n'
+    )
+    settings = {"AUTOFORGE": f"bash {program}", "RESTART_WAIT_S": "0"}
+    done = script("launch.sh", "--local", "2", "run", "c.toml", RESTARTS="5", **settings)
+    assert done.returncode == 0, done.stderr
+    assert [(tmp_path / f"program.sh.{index}").read_text() for index in (0, 1)] == ["x\n" * 3] * 2
+    program.write_text('echo x >> "$0.$AUTOFORGE_PROCESS_ID"; exit 1\n')
+    assert script("launch.sh", "--local", "1", "run", "c.toml", RESTARTS="1", **settings).returncode == 1
+    assert (tmp_path / "program.sh.0").read_text() == "x\n" * 5
+
+
+def test_sigterm_to_the_local_launcher_reaches_the_processes_and_waits_for_them(tmp_path: Path) -> None:
+    program = tmp_path / "program.sh"
+    program.write_text(
+        "trap 'sleep 0.3; echo saved > \"$0.$AUTOFORGE_PROCESS_ID\"; exit 0' TERM\n"
+        'touch "$0.up.$AUTOFORGE_PROCESS_ID"; while :; do sleep 0.1; done\n'
+    )
+    process = subprocess.Popen(
+        ["bash", str(SCRIPTS / "launch.sh"), "--local", "2", "run", "c.toml"],
+        env=os.environ | {"AUTOFORGE": f"bash {program}"}, cwd=ROOT,
+    )  # fmt: skip
+    deadline = time.monotonic() + 30
+    while len(list(tmp_path.glob("program.sh.up.*"))) < 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.terminate()
+    assert process.wait(timeout=30) == 0
+    assert [(tmp_path / f"program.sh.{index}").read_text() for index in (0, 1)] == ["saved\n"] * 2
+
+
+def test_keep_replaces_what_was_preempted() -> None:
+    lines = dry("keep.sh", "run", "c.toml", **NAMES, **KIND, SPOT="1")
+    verbs = [line[4] if line[0] == "gcloud" else line[3] for line in lines]
+    assert verbs == ["delete", "create", "describe", "archive", "scp", "ssh", "ssh"]
+    assert (
+        "--spot" in lines[1]
+        and "until .venv/bin/autoforge run c.toml"
+        in shlex.split(lines[-1][-1].partition("nohup ")[2].partition(">")[0])[2]
+    )
+
+
+def test_sglang_is_served_on_the_hosts_named() -> None:
+    first, second = dry("serve.sh", "start", "models/q", "--tp", "2", HOSTS="a b", SERVE_PORT="31000")
+    assert (first[:2], second[:2]) == (["ssh", "a"], ["ssh", "b"])
+    server = shlex.split(first[2].partition("nohup ")[2].partition(">")[0])
+    assert server[:5] == ["python3", "-m", "sglang.launch_server", "--model-path", "models/q"]
+    assert server[5:] == ["--tp", "2", "--host", "0.0.0.0", "--port", "31000"]
+    assert dry("serve.sh", "stop", HOSTS="a")[0][:2] == ["ssh", "a"]
+    (urls,) = script("serve.sh", "urls", HOSTS="a b").stdout.splitlines()
+    config = load_config(ROOT / "configs/debug/tiny.toml", [urls, "rollout.engine=sglang"])
+    assert config.rollout.sglang.urls == ("http://a:30000", "http://b:30000")
+    wrong = script("serve.sh", "begin", HOSTS="a")
+    assert wrong.returncode == 2 and "got 'begin', expected start, stop or urls" in wrong.stderr
+
+
+@pytest.mark.parametrize(
+    "name", ["create.sh", "setup.sh", "launch.sh", "logs.sh", "stop.sh", "delete.sh", "keep.sh"]
+)
 def test_a_missing_name_is_an_error_and_nothing_runs(name: str) -> None:
     done = script(name, TPU_NAME="forge", PROJECT="mine")
     assert (done.returncode, done.stdout) == (2, "")

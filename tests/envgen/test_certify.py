@@ -8,18 +8,18 @@ from typing import Any
 import pytest
 
 from envgen.store import Bundle, with_tasks
+from envgen.synthesis.bench import workbench
 from envgen.synthesis.catalog import build_catalog
 from envgen.synthesis.certify import Prover, certify, draft_of, judge_replays, replay_results, validate
 from envgen.synthesis.pipeline import make_bundle
 from envgen.synthesis.replay import replay_fresh
-from envgen.synthesis.tasks import workbench
 from envgen.types import ArgumentSource, ReferenceStep, Task
 from tests.envgen.mock_domain import DOC, mock_draft
 
 
 @cache
 def bundle() -> Bundle:
-    return make_bundle(DOC, mock_draft(), tasks=30, heldout=5, seed=2)
+    return make_bundle(DOC, mock_draft(), tasks=30, heldout=5, seed=2, levels=[1, 2])
 
 
 @cache
@@ -52,7 +52,15 @@ def last(good: Task) -> ReferenceStep:
 def test_good_tasks_pass_every_gate() -> None:
     for good in bundle().tasks:
         gates = {g.gate: g for g in prover().gates(good)}
-        assert set(gates) == {"leak", "knowable", "noop", "write_dropped", "equivalents", "mutants"}
+        assert set(gates) == {
+            "leak",
+            "knowable",
+            "binding",
+            "noop",
+            "write_dropped",
+            "equivalents",
+            "mutants",
+        }
         assert all(g.passed for g in gates.values())
         assert 10 <= gates["mutants"].tried <= 12
     assert certify(bundle(), bundle().tasks[0]).certified

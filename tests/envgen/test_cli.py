@@ -82,6 +82,8 @@ def test_help(run) -> None:
         (["synth", "x.json", "-o", "y", "--tasks", "many"], "valid int"),
         (["synth", "x.json", "-o", "y", "--tasks", "0"], "--tasks"),
         (["synth", "x.json", "-o", "y", "--tasks", "5", "--heldout", "5"], "leaves none to train on"),
+        (["synth", "x.json", "-o", "y", "--difficulty", "hard"], "expected levels such as 3, 2-4 or 1,3,5"),
+        (["synth", "x.json", "-o", "y", "--difficulty", "6"], "got level 6; expected 1 to 5"),
         (["synth", "/no/such.json", "-o", "/no/where"], "no such file"),
         (["validate", "/no/such"], "no such folder"),
         (["show", "/no/such"], "no such folder"),
@@ -121,6 +123,30 @@ def test_corrupted_bundle_is_named(run, tmp_path: Path, bundle: Bundle) -> None:
     for command in (["validate", tmp_path / "b"], ["show", tmp_path / "b"]):
         done = run(*command)
         assert done.code == 2 and "tools.py" in done.err and done.err.count("\n") == 1
+
+
+def test_synth_replaces_a_bundle_only_when_told(
+    run, tmp_path: Path, bundle: Bundle, examples_dir: Path
+) -> None:
+    write_bundle(bundle, tmp_path / "b")
+    before = (tmp_path / "b" / "manifest.json").read_bytes()
+    arguments = [
+        "synth",
+        examples_dir / "museum_openapi31.yaml",
+        "-o",
+        tmp_path / "b",
+        "--tasks",
+        2,
+        "--heldout",
+        1,
+    ]
+    done = run(*arguments)
+    assert done.code == 2 and "--force" in done.err
+    assert (tmp_path / "b" / "manifest.json").read_bytes() == before
+    assert run(*arguments, "--force").code == 0
+    assert (tmp_path / "b" / "manifest.json").read_bytes() != before
+    shown = run("show", tmp_path / "b", "--provenance")
+    assert shown.code == 0 and "/paths/~1museum-hours/get" in shown.out
 
 
 # -------------------------------------------------------------------------------- lint, synth, validate, show

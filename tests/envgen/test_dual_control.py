@@ -10,17 +10,18 @@ from pathlib import Path
 import pytest
 
 from envgen.errors import BundleError, TaskError
-from envgen.runtime.env import Env, make_runtime, open_env
+from envgen.runtime.env import Env, open_env
 from envgen.runtime.grader import grader_of
 from envgen.runtime.isolation.capabilities import capabilities
 from envgen.runtime.isolation.limits import WorkerLimits
 from envgen.runtime.regrade import read_trajectories, regrade
+from envgen.runtime.shared import make_runtime
 from envgen.store import Bundle, environment_identity, load_bundle, write_bundle
+from envgen.synthesis.bench import workbench
 from envgen.synthesis.catalog import build_catalog
 from envgen.synthesis.certify import Prover, draft_of, replay_results, validate
 from envgen.synthesis.pipeline import make_bundle
 from envgen.synthesis.replay import replay_task
-from envgen.synthesis.tasks import workbench
 from envgen.types import EnvLimits, StopReason
 from envgen.users.actions import ALREADY, DONE, FAILED, requested
 from envgen.users.faults import FaultInjectedUser
@@ -230,7 +231,7 @@ def test_a_bundle_without_is_written_as_before(tmp_path: Path) -> None:
     write_bundle(plain, tmp_path / "plain")
     assert not (tmp_path / "plain" / "user_tools.json").exists()
     row = json.loads((tmp_path / "plain" / "tasks.jsonl").read_text().splitlines()[0])
-    assert list(row)[-1] == "constraints"
+    assert list(row)[-2:] == ["constraints", "traits"]
     assert "user_tools" not in plain.manifest and "confirm_writes" not in plain.manifest
 
 

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from envgen.errors import BundleError, EnvUsageError, TaskError, ToolDefect
 from envgen.runtime.context import ToolContext
-from envgen.runtime.env import Env, open_env, runtime_of
+from envgen.runtime.env import Env, open_env
+from envgen.runtime.shared import runtime_of
 from envgen.runtime.state import State
 from envgen.runtime.tools import compile_tools, run_tool
 from envgen.store import Bundle, environment_identity

@@ -10,10 +10,10 @@ import pytest
 from envgen.errors import TaskError
 from envgen.store import environment_identity
 from envgen.synthesis import equivalents as module
+from envgen.synthesis.bench import workbench
 from envgen.synthesis.catalog import build_catalog
 from envgen.synthesis.certify import Prover
 from envgen.synthesis.equivalents import Equivalents, orders_of
-from envgen.synthesis.tasks import workbench
 from envgen.types import (
     AnswerSlot,
     ArgumentSource,

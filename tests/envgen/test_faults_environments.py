@@ -14,12 +14,12 @@ from envgen.runtime.env import Env, open_env
 from envgen.runtime.regrade import read_trajectories, regrade
 from envgen.runtime.sandbox import load_tools
 from envgen.store import Bundle, environment_identity, with_tasks
+from envgen.synthesis.bench import workbench
 from envgen.synthesis.blueprint import infer
 from envgen.synthesis.catalog import build_catalog
 from envgen.synthesis.certify import Prover, draft_of, replay_results
+from envgen.synthesis.difficulty import difficulty
 from envgen.synthesis.pipeline import make_bundle
-from envgen.synthesis.shapes import difficulty
-from envgen.synthesis.tasks import workbench
 from envgen.types import (
     ArgumentSource,
     BlueprintNode,

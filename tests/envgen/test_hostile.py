@@ -19,12 +19,13 @@ import pytest
 
 from envgen.errors import ToolDefect, UnsafeCodeError
 from envgen.runtime.context import key_styles
-from envgen.runtime.env import Env, EnvRuntime
+from envgen.runtime.env import Env
 from envgen.runtime.grader import Grader
 from envgen.runtime.isolation.capabilities import capabilities
 from envgen.runtime.isolation.limits import WorkerLimits
 from envgen.runtime.isolation.pool import WorkerPool
 from envgen.runtime.sandbox import load_tools
+from envgen.runtime.shared import EnvRuntime
 from envgen.runtime.tools import compile_tools
 from envgen.types import AgentTool, EnvLimits, Message, StopReason, Task, ToolCall
 from tests.envgen.hostile import ANSWERED, ATTACKS, SECRET, TARGET, WITHIN, Attack, source_of

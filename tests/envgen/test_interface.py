@@ -54,6 +54,7 @@ PINNED = {
     "measure_judge",
     "open_env",
     "read_sentences",
+    "step_all",
     "synthesize",
     "user_maker",
     "write_bundle",

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from envgen.errors import IsolationError, ToolBreach, ToolDefect, UnsafeCodeError
 from envgen.proposers.rules import propose
 from envgen.runtime.context import ToolContext, key_styles
-from envgen.runtime.env import Env, EnvRuntime, make_runtime, runtime_of
+from envgen.runtime.env import Env
 from envgen.runtime.grader import grader_of
 from envgen.runtime.isolation import pool as pool_module
 from envgen.runtime.isolation.capabilities import capabilities, isolation_report
@@ -32,6 +32,7 @@ from envgen.runtime.isolation.pool import WorkerPool
 from envgen.runtime.isolation.process import Worker, WorkerGone
 from envgen.runtime.isolation.syscalls import ARCHITECTURES, filter_program
 from envgen.runtime.isolation.vetting import is_vetted
+from envgen.runtime.shared import EnvRuntime, make_runtime, runtime_of
 from envgen.runtime.state import State
 from envgen.runtime.tools import run_tool
 from envgen.synthesis.functions import generate_source

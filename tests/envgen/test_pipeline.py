@@ -30,7 +30,8 @@ def test_counts_add_up_and_every_task_is_certified(examples_dir: Path) -> None:
     assert report.tools_total == 20 == report.tools_implemented + len(report.refused)
     assert report.tasks_certified == len(made.tasks) == len(made.certificates) == 60
     assert report.tasks_sampled == report.tasks_certified + sum(report.dropped.values())
-    wanted = ["replay", "leak", "knowable", "noop", "write_dropped", "equivalents", "mutants", "duplicate"]
+    wanted = ["replay", "leak", "knowable", "binding", "noop", "write_dropped", "equivalents", "mutants"]
+    wanted.append("duplicate")
     for task, certificate in zip(made.tasks, made.certificates, strict=True):
         assert certificate.task_id == task.id and certificate.certified
         assert [g.gate for g in certificate.gates] == wanted
@@ -52,10 +53,10 @@ def test_walks_cover_all_write_tools_and_mix_the_patterns(examples_dir: Path) ->
     writers = {s.tool for s in made.semantics if s.writes_state}
     assert writers <= set(used)
     parts = Counter(p for t in made.tasks for d in t.pattern.split(" & ") for p in d.split("+"))
-    assert {"lookup", "filter", "count", "copy", "ask", "created"} <= set(parts)
+    assert {"lookup", "filter", "copy", "ask", "created"} <= set(parts)
     assert parts["latest"] + parts["earliest"] >= 3
     levels = Counter(t.difficulty for t in made.tasks)
-    assert levels[1] >= 10 and levels[2] >= 15 and levels[3] >= 8
+    assert min(levels[1], levels[2], levels[3]) >= 7 and levels[4] >= 5 and levels[5] >= 3
 
 
 def test_edges_of_the_graph_carry_the_references(examples_dir: Path) -> None:
@@ -127,7 +128,7 @@ def test_bad_numbers_are_refused(examples_dir: Path) -> None:
 def test_an_environment_without_look_ups_is_refused_with_counts() -> None:
     draft = mock_draft()
     blind = draft.model_copy(
-        update={"semantics": tuple(s for s in draft.semantics if not s.tool.startswith("list_"))}
+        update={"semantics": tuple(s for s in draft.semantics if not s.tool.startswith(("list_", "get_")))}
     )
     assert not build_catalog(blind).accesses
     with pytest.raises(RefusedDocument, match="got 0 of 5 certified tasks in 600 attempts"):

@@ -14,27 +14,27 @@ from envgen.errors import RefusedDocument, ToolError
 from envgen.proposers.rules import propose
 from envgen.synthesis.audit import audit
 from envgen.synthesis.schema import field_of, place_argument
+from envgen.synthesis.toolproof.prove import proofs_of
 from envgen.tooldocs import read_tool_doc
 from envgen.types import EnvironmentDraft, FieldSpec, Record, ToolDoc, ToolSemantics, ToolSpec
 from tests.envgen.rules_world import Play, fill, value_of
 
 ACCEPTED = {  # file -> tools implemented, at least; lower it only with a reason
     "bfcl_ticket_api.jsonl.json": 6,
-    "bfcl_trading_bot.jsonl.json": 5,
+    "bfcl_trading_bot.jsonl.json": 15,
     "conduit_openapi31.yml": 15,
     "docker_simplechecklist_tools.json": 20,
     "docker_zerodha_kite_tools.json": 4,
-    "github_mcp_toolslist.json": 36,
+    "github_mcp_toolslist.json": 42,
     "museum_openapi31.yaml": 7,
-    "petstore_openapi30.yaml": 14,
-    "toolalpaca_auth0_plaintext.json": 4,
+    "petstore_openapi30.yaml": 15,
+    "toolalpaca_auth0_plaintext.json": 6,
     "toucan_scheduler_tools.json": 12,
-    "twilio_content_v1_openapi30.json": 5,
+    "twilio_content_v1_openapi30.json": 7,
     "xero_assets_openapi30.yaml": 6,
 }
 REFUSED = {
     "bfcl_gorilla_file_system.jsonl.json": "no-write-tool",  # a shell: cd, cat, mv …
-    "tictactoe_openapi31.yaml": "no-write-tool",  # who has won follows from the rules of a game
 }
 
 
@@ -102,64 +102,40 @@ def arguments_for(draft: EnvironmentDraft, tool: ToolSemantics, record: Record) 
     return arguments
 
 
-def read(result: Any, path: str) -> list[Any]:
-    """All values at an output path; ``[]`` stands for any element."""
-    found = [result]
-    for part in path.replace("[]", ".[]").strip(".").split("."):
-        if part == "[]":
-            found = [inner for value in found for inner in value]
-        else:
-            found = [value[part] for value in found if isinstance(value, dict) and part in value]
-    return found
-
-
 @pytest.mark.parametrize("file", ACCEPTED)
-def test_every_function_runs_and_its_outputs_are_where_it_says(file: str, shared_tooldocs: Path) -> None:
-    draft = propose(read_tool_doc(shared_tooldocs / file))
-    schemas = {t.name: jsonschema_rs.validator_for(t.parameters) for t in draft.tools}
-    ran = 0
-    for tool in draft.semantics:
-        data = fill(draft)
-        table = data[tool.collection]
-        for rule in tool.preconditions:
-            if rule.kind == "no_children":
-                data[rule.collection].clear()
-            elif rule.kind in ("field_equals", "field_not_equals"):
-                item = field_of(draft.state_schema.collection(rule.collection), rule.field)
-                assert item is not None
-                other = next(v for v in (*item.enum, True, False) if v != rule.value)
-                for entry in table.values():
-                    entry[rule.field] = rule.value if rule.kind == "field_equals" else other
-        record = next(iter(table.values()))
-        for name, source in tool.where_session.items():
-            record[name] = data["session"]["self"][source]
-        for name, value in tool.constants.items():  # a set that sets nothing new would show no write
-            item = field_of(draft.state_schema.collection(tool.collection), name)
-            assert item is not None
-            if tool.verb == "set" and record[name] == value:
-                record[name] = next(v for v in (*item.enum, True, False) if v != value)
-        arguments = arguments_for(draft, tool, record)
-        game = Play(draft, data)
-        before = game.state.snapshot()
-        result = game(tool.tool, **arguments)
-        ran += 1
-        assert (game.state.snapshot() != before) == tool.writes_state or tool.verb == "update", tool.tool
-        if not tool.outputs:  # only fixed texts: {"status": "Ticket closed."}
-            assert isinstance(result, dict) and result, tool.tool
-            continue
-        for output in tool.outputs:
-            values = read(result, output.path)
-            item = field_of(draft.state_schema.collection(output.collection), output.field)
-            assert item is not None
-            if item.required or tool.verb != "create":
-                assert values, (tool.tool, output.path)
-            if tool.verb == "get" and output.collection == tool.collection:
-                assert values == [record[output.field]], (tool.tool, output.path)
-        assert (
-            schemas[tool.tool].is_valid({k: v for k, v in arguments.items() if v is not None})
-            or tool.verb != "delete"
-        )
-    assert ran == len(draft.semantics)
+def test_every_function_proves_itself(file: str, shared_tooldocs: Path) -> None:
+    doc = read_tool_doc(shared_tooldocs / file)
+    draft = propose(doc)
+    proofs = proofs_of(draft, doc)
+    assert [(p.tool, p.kind, p.detail) for p in proofs if not p.passed] == []
+    assert [p.tool for p in proofs] == [s.tool for s in draft.semantics]
+
+
+CLEAN = {  # file -> reasons that hold whatever an environment could do, as the refusals say them
+    "bfcl_ticket_api.jsonl.json": {"authentication": 3},
+    "bfcl_trading_bot.jsonl.json": {"authentication": 3, "clock": 1, "external effect": 1},
+    "conduit_openapi31.yml": {"authentication": 4},
+    "docker_simplechecklist_tools.json": {},
+    "museum_openapi31.yaml": {"binary": 1},
+    "petstore_openapi30.yaml": {"authentication": 2, "binary": 1},
+    "toolalpaca_auth0_plaintext.json": {"authentication": 3},
+    "toucan_scheduler_tools.json": {"server itself": 1},
+    "twilio_content_v1_openapi30.json": {},
+    "xero_assets_openapi30.yaml": {},
+}
+"""Documents whose records are described (docs/synthesis.md), with their tools that no state can hold."""
+
+
+def test_nearly_all_tools_of_clean_documents_are_implemented(shared_tooldocs: Path) -> None:
+    made = possible = 0
+    for file, outside in CLEAN.items():
+        decisions = propose(read_tool_doc(shared_tooldocs / file)).decisions
+        refused = [d.reason for d in decisions if not d.implemented]
+        for kind, number in outside.items():
+            assert sum(kind in reason for reason in refused) == number, (file, kind, refused)
+        made += sum(d.implemented for d in decisions)
+        possible += len(decisions) - sum(outside.values())
+    assert made / possible >= 0.95, (made, possible)
 
 
 @pytest.mark.parametrize("file", ACCEPTED)
@@ -206,7 +182,7 @@ def doc_of(*tools: ToolSpec) -> ToolDoc:
     return ToolDoc(title="Small Tools API", format="mcp", source="small.json", sha256="0" * 64, tools=tools)
 
 
-def test_a_read_only_list_is_refused() -> None:
+def test_a_read_only_list_of_nothing_is_refused() -> None:
     with pytest.raises(RefusedDocument, match="no tool that changes the state") as caught:
         propose(doc_of(tool("list_books"), tool("get_book", param("book_id"))))
     assert {f.code for f in caught.value.findings} >= {"no-write-tool", "no-lookup-tool"}

@@ -17,13 +17,14 @@ from hypothesis import strategies as st
 
 from envgen.errors import EnvUsageError, ToolDefect
 from envgen.interface import step_all
-from envgen.runtime.env import Env, EnvRuntime, make_runtime
+from envgen.runtime.env import Env
 from envgen.runtime.grader import grader_of
 from envgen.runtime.isolation.batch import run_calls
 from envgen.runtime.isolation.capabilities import capabilities
 from envgen.runtime.isolation.episode import IsolatedCall
 from envgen.runtime.isolation.limits import WorkerLimits
 from envgen.runtime.isolation.process import Worker, WorkerGone
+from envgen.runtime.shared import EnvRuntime, make_runtime
 from envgen.types import EnvLimits, Message, StepResult, StopReason, ToolCall
 from envgen.users.port import NO_ERROR, User, UserError, UserReply
 from tests.envgen.mock_domain import mock_bundle

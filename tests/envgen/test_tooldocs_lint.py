@@ -38,7 +38,7 @@ def test_clean_document_has_no_findings(tmp_path: Path) -> None:
 
 def test_no_write_tool(tmp_path: Path) -> None:
     assert codes(read(tmp_path, [entry("list_tasks"), entry("get_weather", "city")])) == [
-        ("refusal", "no-write-tool", "/")
+        ("warning", "no-write-tool", "/")  # questions can be asked
     ]
 
 
@@ -147,3 +147,50 @@ def test_what_writes() -> None:
 
 def test_words() -> None:
     assert words("getHTTPUserByID_v2-x") == ("get", "http", "user", "by", "id", "v2", "x")
+
+
+def _api(tmp_path: Path, schemas: dict[str, Any], root: str) -> ToolDoc:
+    """A document with one schema as body and answer of ``/things``."""
+    media = {"application/json": {"schema": {"$ref": f"#/components/schemas/{root}"}}}
+    answer = {"200": {"description": "ok", "content": media}}
+    operations = {
+        "get": {"operationId": "listThings", "responses": answer},
+        "post": {"operationId": "createThing", "requestBody": {"content": media}, "responses": answer},
+    }
+    whole = {
+        "openapi": "3.0.0",
+        "info": {"title": "things", "version": "1"},
+        "paths": {"/things": operations},
+        "components": {"schemas": schemas},
+    }
+    path = tmp_path / "things.json"
+    path.write_text(json.dumps(whole))
+    return read_tool_doc(path)
+
+
+def _object(**properties: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties}
+
+
+def test_circular_references_are_named_where_they_stand(tmp_path: Path) -> None:
+    again = {"$ref": "#/components/schemas/Thing"}
+    tags = {"type": "array", "items": {"$ref": "#/components/schemas/Tag"}}
+    schemas = {
+        "Thing": _object(name={"type": "string"}, parent=again, tags=tags),
+        "Tag": _object(word={"type": "string"}, home=again),
+    }
+    findings = lint(_api(tmp_path, schemas, "Thing"))
+    found = [f for f in findings if f.code == "circular-reference"]
+    assert sorted(f.pointer for f in found) == [
+        "/components/schemas/Tag/properties/home",
+        "/components/schemas/Thing/properties/parent",
+    ]
+    assert all(f.level == "warning" and "is again a Thing" in f.message for f in found)
+    assert "truncated-schema" not in {f.code for f in findings}
+
+
+def test_a_schema_that_is_only_deep_is_not_called_circular(tmp_path: Path) -> None:
+    schemas = {f"L{n}": _object(next={"$ref": f"#/components/schemas/L{n + 1}"}) for n in range(40)}
+    schemas["L40"] = _object(end={"type": "string"})
+    codes = {f.code for f in lint(_api(tmp_path, schemas, "L0"))}
+    assert "truncated-schema" in codes and "circular-reference" not in codes

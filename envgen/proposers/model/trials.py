@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import date
@@ -28,6 +29,7 @@ from envgen.runtime.state import State, same_json
 from envgen.runtime.tools import ToolOutcome, call_tool, checked_call, compile_tools
 from envgen.synthesis.blueprint import fetch, resolve
 from envgen.synthesis.catalog import build_catalog, container
+from envgen.synthesis.choices import Needs
 from envgen.synthesis.functions import generate_source
 from envgen.synthesis.values import ValueMaker, ValuePool
 from envgen.synthesis.world import build_world
@@ -159,7 +161,9 @@ class _Bench:
             rng = random.Random(f"trial/{seed}/{self.sem.tool}/{number}")
             maker = ValueMaker(ValuePool(seed), rng, date(2026, 3, 2))
             needs = names if number % 2 == 0 else set[tuple[str, str]]()
-            world = build_world(self.catalog, maker, rng, needs, {c.name for c in self.schema.collections})
+            world = build_world(
+                self.catalog, maker, rng, Needs(needs, Counter(c.name for c in self.schema.collections))
+            )
             arguments = ArgumentMaker(self.schema, self.sem, self.tool, world.state, maker, rng)
             for call in range(CALLS):
                 yield world.state, arguments.draw(refused=call % 6 == 5)

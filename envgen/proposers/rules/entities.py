@@ -8,6 +8,7 @@ from envgen.proposers.rules.entity import (
     flat,
     is_alias,
     is_confirmation,
+    is_paging,
     is_status_text,
     referenced,
     unwrap,
@@ -15,9 +16,10 @@ from envgen.proposers.rules.entity import (
     writable,
 )
 from envgen.proposers.rules.fields import state_field
+from envgen.proposers.rules.kinds import scalar_list
 from envgen.proposers.rules.relations import acting_user, implied_fields, parents, relations, required_fields
 from envgen.proposers.rules.targets import Target, named_params
-from envgen.proposers.rules.words import RUN, id_stem, split_words
+from envgen.proposers.rules.words import RUN, id_stem, plural, split_words
 from envgen.types import FieldSpec, StateField
 
 
@@ -93,6 +95,10 @@ def _read_output(entity: Entity, target: Target) -> None:
         target.after and target.verb not in ("set", "list", "search")
     ):
         return
+    if target.verb in ("deposit", "withdraw", "lookup", "tally") or target.part:
+        return
+    if target.verb in ("create", "list", "search") and scalar_list(target.tool.output) is not None:
+        return  # a list of plain values: keys of records, no field of one
     _, record, _ = unwrap(target.tool.output, entity.words)
     if record is None or not record.properties:
         return
@@ -188,6 +194,19 @@ def _read_params(entity: Entity, target: Target, everyone: dict[tuple[str, ...],
                 continue
             if not _is_reference_object(prop, entity, everyone):
                 entity.put(state_field(prop, required=prop.required))
+    if record is not None and target.verb in ("list", "search", "lookup"):
+        for spec in target.tool.params:
+            words = split_words(spec.name)
+            plain = spec.type == "string" and spec.required and not spec.enum and id_stem(spec.name) is None
+            if (
+                plain
+                and spec.name not in entity.fields
+                and words == _said_by(target, words)
+                and not is_paging(spec.name)
+            ):
+                why = f"{target.tool.name} goes by it, so {entity.entity} records have it"
+                noted = f"{spec.pointer} (assumption: {why})"
+                entity.put(state_field(spec, required=True).model_copy(update={"provenance": noted}))
     named = named_params(target)
     if target.verb in ("create", "update", "set", "move"):
         for spec in target.tool.params:
@@ -195,6 +214,13 @@ def _read_params(entity: Entity, target: Target, everyone: dict[tuple[str, ...],
                 for _, inner in flat(spec, entity):
                     if not variant_field(inner.name, entity):
                         entity.put(state_field(inner))
+
+
+def _said_by(target: Target, words: list[str]) -> list[str]:
+    """The words of a parameter when the description speaks of them together with the records it selects."""
+    said = set(split_words(target.tool.description))
+    about = set(target.entity) | {plural(target.entity[-1])}
+    return words if set(words) <= said and about & said else []
 
 
 def _is_reference_object(prop: FieldSpec, entity: Entity, everyone: dict[tuple[str, ...], Entity]) -> bool:

@@ -152,8 +152,10 @@ def writable(target: Target, entity: Entity, spec: FieldSpec) -> bool:
     """True when a parameter of a writing tool is a value to store, not a key, header, page or credential."""
     if "password" in split_words(spec.name) or is_credential(spec):
         return False
-    if spec.location in ("header", "cookie") or spec.name == target.key_param:
+    if spec.location in ("header", "cookie"):
         return False
+    if spec.name == target.key_param and not (target.verb == "create" and spec.name == entity.key):
+        return False  # a creation that is told the key of what it makes stores it: create_branch(branch)
     if any(spec.name == param for _, param in target.parents):
         return False
     return not (spec.name == entity.key and entity.generated)
@@ -190,12 +192,16 @@ def is_confirmation(prop: FieldSpec, entity: Entity) -> bool:
 
 
 def is_alias(prop: FieldSpec, entity: Entity) -> bool:
-    """``id`` in one result and ``order_id`` in another are one key."""
-    return prop.name != entity.key and prop.name in (
-        "id",
-        "_".join((*entity.words, "id")),
-        "".join(entity.words) + "Id",
-    )
+    """``id`` in one result and ``order_id`` in another are one key. A number beside a name that is the key
+    (a user's ``id`` beside ``username``) is a field of its own, and a singleton has no key to show."""
+    if entity.singleton or prop.name == entity.key:
+        return False
+    spec = entity.key_spec
+    numbers = {"integer", "number"}
+    other_kind = spec is not None and (spec.type in numbers) != (prop.type in numbers)
+    if other_kind and not entity.generated:
+        return False
+    return prop.name in ("id", "_".join((*entity.words, "id")), "".join(entity.words) + "Id")
 
 
 def is_status_text(prop: FieldSpec) -> bool:
@@ -206,6 +212,7 @@ def is_status_text(prop: FieldSpec) -> bool:
         or "operation" in said
         or "attempt" in said
         or "was successful" in said
+        or said.startswith(("status of the transaction", "status of the request"))
     )
 
 

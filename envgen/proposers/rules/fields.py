@@ -81,6 +81,8 @@ def _text_type(spec: FieldSpec) -> StateFieldType:
         return "date"
     if spec.format == "date-time":
         return "datetime"
+    if "hh:mm" in text and "yyyy-mm-dd" in text:
+        return "datetime"
     if spec.format == "time" or "hh:mm" in text:
         return "time"
     if words and (words[-1] == "date" or "yyyy-mm-dd" in text):

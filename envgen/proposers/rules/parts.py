@@ -66,6 +66,12 @@ def common(target: Target, entity: Entity, world: World, parts: Parts, **more: A
     many = bool(more.get("many", False))
     verb = more["verb"]
     result, outputs, notes = result_of(target, entity, world.entities, verb=verb, many=many)
+    if verb == "create":  # what no argument, default or session fills is not there to be shown
+        filled = {b.field for b in (*parts.scope, *parts.writes)} | {entity.key, *parts.constants}
+        filled |= {*more.get("constants", {}), *more.get("from_session", {})}
+        filled |= {n for n, f in entity.fields.items() if f.policy == "exempt"}
+        filled |= {n for n, f in entity.fields.items() if f.required and f.default is not None}
+        outputs = tuple(o for o in outputs if o.collection != entity.name or o.field in filled)
     if "result" not in more:
         more["result"] = result
         more["outputs"] = outputs

@@ -8,9 +8,11 @@ from envgen.errors import RefusedDocument
 from envgen.proposers.rules.describe import agent_tool, policy_text
 from envgen.proposers.rules.entities import build_entities
 from envgen.proposers.rules.entity import Entity, address_params
+from envgen.proposers.rules.kinds import recognise, scalar_list
+from envgen.proposers.rules.limits import with_stated_rules
 from envgen.proposers.rules.parts import Refused, World
 from envgen.proposers.rules.semantics import semantics_of
-from envgen.proposers.rules.targets import Target, resolve
+from envgen.proposers.rules.targets import Target, general_refusal, resolve
 from envgen.proposers.rules.words import a
 from envgen.synthesis.functions import generate_source
 from envgen.types import (
@@ -35,6 +37,9 @@ def propose(doc: ToolDoc) -> EnvironmentDraft:
     be changed and looked up remains.
     """
     targets = resolve(doc)
+    recognise(targets)
+    for target in targets:
+        target.refusal = general_refusal(target.tool, target) or target.refusal
     semantics, world = _settle(targets)
     schema = StateSchema(collections=_collections(world, semantics))
     decisions = tuple(
@@ -43,7 +48,7 @@ def propose(doc: ToolDoc) -> EnvironmentDraft:
     )
     check_usable(doc, schema, semantics, decisions)
     specs = {tool.name: tool for tool in doc.tools}
-    return EnvironmentDraft(
+    draft = EnvironmentDraft(
         name=slug(doc.title),
         state_schema=schema,
         semantics=semantics,
@@ -52,6 +57,7 @@ def propose(doc: ToolDoc) -> EnvironmentDraft:
         policy=policy_text(schema, semantics),
         decisions=decisions,
     )
+    return with_stated_rules(doc, draft)
 
 
 def slug(title: str) -> str:
@@ -97,7 +103,8 @@ def _refuse_unfilled(targets: list[Target], entities: dict[tuple[str, ...], Enti
         plain = [
             n for n, f in entity.fields.items() if n != entity.key and not f.references and n not in address
         ]
-        if not plain and target.verb in ("get", "list", "search", "count"):
+        keys_alone = scalar_list(target.tool.output) is not None  # the document says that it shows no more
+        if not plain and not keys_alone and target.verb in ("get", "list", "search", "count"):
             target.refusal = f"the document does not say what {a(entity.entity)} record holds"
             changed = True
         twin = _twin(entity, targets, entities)
@@ -180,16 +187,14 @@ def check_usable(
     semantics: tuple[ToolSemantics, ...],
     decisions: tuple[ToolDecision, ...],
 ) -> None:
-    """Raises RefusedDocument when nothing that changes the state, or nothing that looks ids up, is left."""
+    """Raises RefusedDocument when nothing that looks records up is left. An environment that only reads can
+    ask questions (`envgen.synthesis.questions`)."""
     findings: list[LintFinding] = []
-    if not any(item.writes_state for item in semantics):
-        findings.append(
-            LintFinding(
-                level="refusal", code="no-write-tool", message="no tool that changes the state survives"
-            )
-        )
     known = {c.name for c in schema.collections if c.singleton or not c.key_generated}
     if not any(item.many or (item.verb == "get" and item.collection in known) for item in semantics):
+        if not any(item.writes_state for item in semantics):
+            text = "no tool that changes the state survives"
+            findings.append(LintFinding(level="refusal", code="no-write-tool", message=text))
         text = "no tool that lists or searches survives, so no id can be looked up"
         findings.append(LintFinding(level="refusal", code="no-lookup-tool", message=text))
     if findings:

@@ -191,6 +191,8 @@ def filter_bindings(spec: FieldSpec, entity: Entity, world: World) -> list[Param
             return []
         return [bind(direct, _op(spec, entity.fields[direct]))]
     words = split_words(spec.name)
+    if spec.type == "array" and singular(wish) == last and not entity.generated:
+        return [bind(entity.key, "in")]  # `stocks: list of stock symbols`
     bound = next((w for w in words if w in _START | _END), None)
     if bound is not None:
         op: Literal["ge", "le"] = "ge" if bound in _START else "le"

@@ -12,7 +12,7 @@ from envgen.proposers.rules.entity import (
     parent_field,
 )
 from envgen.proposers.rules.targets import Target
-from envgen.proposers.rules.words import STATE_VERBS
+from envgen.proposers.rules.words import STATE_VERBS, split_words
 from envgen.types import StateField
 
 
@@ -155,11 +155,28 @@ def _first_state(entity: Entity, own: list[Target]) -> str:
 def relations(entity: Entity, everyone: dict[tuple[str, ...], Entity]) -> None:
     """Foreign keys by name: ``task_list_id`` is the key of task lists."""
     for name, item in list(entity.fields.items()):
-        if name == entity.key or item.references or item.type not in ("string", "integer", "id", "number"):
+        own_key = name == entity.key and entity.generated
+        if own_key or item.references or item.type not in ("string", "integer", "id", "number"):
             continue
-        other = entity_of_param(name, everyone)
+        other = entity_of_param(name, everyone) or _by_natural_key(name, item, everyone)
         if other is not None and other is not entity:
             entity.fields[name] = item.model_copy(update={"references": other.name, "type": key_type(other)})
+
+
+def _by_natural_key(name: str, item: StateField, everyone: dict[tuple[str, ...], Entity]) -> Entity | None:
+    """``symbol: Symbol of the stock to trade`` names a stock where stocks are keyed by their symbol."""
+    said = set(split_words(item.description))
+    found = [
+        e
+        for e in everyone.values()
+        if not e.generated
+        and not e.singleton
+        and e.key not in ("name", "id", "date")
+        and (name == e.key or name == "_".join(e.words))
+        and set(e.words) <= said
+        and e.key in said
+    ]
+    return found[0] if len(found) == 1 else None
 
 
 def acting_user(entity: Entity, own: list[Target]) -> None:

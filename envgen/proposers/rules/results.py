@@ -6,12 +6,14 @@ from __future__ import annotations
 from typing import Any
 
 from envgen.proposers.rules.entity import Entity, is_alias, is_status_text, referenced, unwrap
+from envgen.proposers.rules.kinds import WHOLE, scalar_list
 from envgen.proposers.rules.targets import Target
 from envgen.proposers.rules.words import split_words
 from envgen.synthesis.schema import paging_kind
 from envgen.types import FieldSpec, OutputBinding, ResultNode
 
 Entities = dict[tuple[str, ...], Entity]
+LISTED = "the result schema shows one record, the description speaks of several: the result is a list of it"
 Result = tuple[ResultNode | None, tuple[OutputBinding, ...], list[str]]
 
 
@@ -20,6 +22,10 @@ def result_of(target: Target, entity: Entity, everyone: Entities, *, verb: str, 
     notes: list[str] = []
     if verb == "aggregate":
         return _stats(entity, everyone)
+    if verb == "delete" and target.tool.output is not None:
+        told = target.tool.output.properties
+        if told and all(is_status_text(p) for p in told):
+            return _object(target.tool.output, entity, everyone, target, notes), (), notes
     if verb == "delete":
         binding = OutputBinding(path="deleted", collection=entity.name, field=entity.key)
         return None, (binding,), notes
@@ -31,7 +37,14 @@ def result_of(target: Target, entity: Entity, everyone: Entities, *, verb: str, 
             f"the {entity.entity} as other tools show it" if entity.record is not None else "the whole record"
         )
         notes.append(f"no result schema: the result is {shown}{', in a list' if many else ''}")
+    plain = scalar_list(output)
+    if plain is not None and verb in ("list", "search", "create") and not entity.variants:
+        return _plain_values(plain, entity, verb)
+    if target.part and output is not None and verb == "get":
+        return _part(target, entity)
     wrapper, record, listed = unwrap(output, entity.words)
+    if many and output is not None and output.properties and not listed:
+        notes.append(LISTED)
     if output is None or record is None or not record.properties or listed != many:
         if output is not None and not many and output.properties:
             node = _object(output, entity, everyone, target, notes)
@@ -60,6 +73,37 @@ def result_of(target: Target, entity: Entity, everyone: Entities, *, verb: str, 
                 children.append(node)
     node = ResultNode(kind="object", children=tuple(children))
     return node, _outputs(node, entity, everyone, ""), notes
+
+
+def _plain_values(name: str, entity: Entity, verb: str) -> Result:
+    """A list of keys: of the records found, or of all there are once one was added."""
+    kind = "all" if verb == "create" else "values"
+    node = ResultNode(kind=kind, name=name, collection=entity.name, field=entity.key)
+    binding = OutputBinding(path=f"{name}[]", collection=entity.name, field=entity.key)
+    notes = [f"the values listed are the {entity.key} of each {entity.entity}"]
+    return (ResultNode(kind="object", children=(node,)) if name else node), (binding,), notes
+
+
+def _part(target: Target, entity: Entity) -> Result:
+    """One field of a record under the name that the result schema gives it."""
+    name, field = next((n, f) for n, f in target.part.items() if n != "words")
+    output = target.tool.output
+    if field == WHOLE and output is not None:
+        keys = [p.name for p in output.properties if split_words(p.name) in (["sid"], ["id"])]
+        nodes = [ResultNode(kind="field", name=n, field=entity.key) for n in keys]
+        shown = [OutputBinding(path=n, collection=entity.name, field=entity.key) for n in keys]
+        shown += [OutputBinding(path=f"{name}.{f}", collection=entity.name, field=f) for f in entity.fields]
+        left = [p.name for p in output.properties if p.name not in (*keys, name)]
+        notes = [
+            f"{name} holds the {entity.entity}, of which there is one at most under each key",
+            *(f"{n} is left out of the result" for n in left),
+        ]
+        whole = ResultNode(kind="record", name=name)
+        return ResultNode(kind="object", children=(*nodes, whole)), tuple(shown), notes
+    node = ResultNode(kind="field", name=name, field=field)
+    binding = OutputBinding(path=name, collection=entity.name, field=field)
+    notes = [f"{name} is what {field} was set to"]
+    return ResultNode(kind="object", children=(node,)), (binding,), notes
 
 
 def _record_outputs(entity: Entity, base: str) -> tuple[OutputBinding, ...]:
@@ -92,6 +136,8 @@ def _children(
             nodes.append(ResultNode(kind="constant", name=prop.name, value=value))
         elif item is not None:
             nodes.append(ResultNode(kind="field", name=prop.name, field=prop.name))
+        elif prop.name.startswith("new_") and prop.name.removeprefix("new_") in entity.fields:
+            nodes.append(ResultNode(kind="field", name=prop.name, field=prop.name.removeprefix("new_")))
         else:
             node = _made(prop, entity, target, notes)
             if node is not None:
@@ -106,7 +152,9 @@ def _past(word: str) -> str:
     """Past participle of a regular verb."""
     if word.endswith("e"):
         return word + "d"
-    return {"set": "set", "put": "put", "buy": "bought", "": "done"}.get(word, word + "ed")
+    return {"set": "set", "put": "put", "buy": "bought", "withdraw": "withdrawn", "": "done"}.get(
+        word, word + "ed"
+    )
 
 
 def _made(prop: FieldSpec, entity: Entity, target: Target, notes: list[str]) -> ResultNode | None:

@@ -17,6 +17,7 @@ from envgen.proposers.rules.parts import (
 )
 from envgen.proposers.rules.reads import get_semantics, list_semantics, stats_semantics
 from envgen.proposers.rules.relations import toggle_field
+from envgen.proposers.rules.special import amount_semantics, lookup_semantics, tally_semantics
 from envgen.proposers.rules.targets import Target
 from envgen.proposers.rules.writes import create_semantics, delete_semantics, set_semantics, update_semantics
 from envgen.types import (
@@ -56,6 +57,12 @@ def semantics_of(target: Target, world: World) -> ToolSemantics:
             made = delete_semantics(target, entity, world, parts)
         case "stats":
             made = stats_semantics(target, entity, world, parts)
+        case "deposit" | "withdraw":
+            made = amount_semantics(target, entity, world, parts)
+        case "lookup":
+            made = lookup_semantics(target, entity, world, parts)
+        case "tally":
+            made = tally_semantics(target, entity, world, parts)
         case _:
             raise Refused(f"the verb {target.word!r} has no effect that the document defines")
     return made

@@ -50,6 +50,8 @@ class Target:
     plural: bool = False
     singleton: bool = False
     refusal: str = ""
+    part: dict[str, str] = field(default_factory=dict[str, str])
+    """What `envgen.proposers.rules.kinds` found: result property -> field shown, ``by`` -> field counted."""
 
 
 def resolve(doc: ToolDoc) -> list[Target]:

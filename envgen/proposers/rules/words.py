@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import re
 
-_IRREGULAR = {
+_VES = {
+    "shelves": "shelf", "knives": "knife", "leaves": "leaf", "halves": "half", "loaves": "loaf",
+    "wolves": "wolf", "calves": "calf", "thieves": "thief", "wives": "wife", "lives": "life",
+}  # fmt: skip
+_IRREGULAR = _VES | {
     "people": "person", "children": "child", "statuses": "status", "analyses": "analysis", "indices": "index",
     "addresses": "address", "branches": "branch", "boxes": "box", "batches": "batch", "movies": "movie",
     "aliases": "alias", "series": "series", "news": "news", "hours": "hours", "settings": "settings",
@@ -121,6 +125,8 @@ def plural(word: str) -> str:
         return word
     if word == "person":
         return "people"
+    if word in _VES.values():
+        return next(many for many, one in _VES.items() if one == word)
     if word == "child":
         return "children"
     if word.endswith("y") and word[-2:-1] not in set("aeiou"):

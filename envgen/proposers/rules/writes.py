@@ -55,6 +55,7 @@ def _write_params(target: Target, entity: Entity, world: World, parts: Parts) ->
             needed = named_key or (spec.required and inner.required)
             binding = ParamBinding(param=path, collection=entity.name, field=name, required=needed)
             owned = target.verb == "create" and item.references and item.required and spec.required
+            owned = owned and not named_key
             (parts.scope if owned else parts.writes).append(binding)
             if item.references:
                 parts.rules.append(parent_exists(world.by_name(item.references), path, target))

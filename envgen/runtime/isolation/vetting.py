@@ -40,6 +40,9 @@ def _plain_names(schema: StateSchema, semantics: Sequence[ToolSemantics]) -> Ite
         yield tool.tool
         for binding in (*([tool.key] if tool.key else []), *tool.scope, *tool.filters, *tool.writes):
             yield binding.param
+        for delta in tool.deltas:
+            yield delta.param
+            yield _SLOT.sub("", delta.message)
         for rule in tool.preconditions:
             yield _SLOT.sub("", rule.message).replace('"', "")  # quotes are escaped by the writer
 
