@@ -69,7 +69,9 @@ def test_a_list_of_servers_shares_the_work_and_outlives_one_of_them(
         assert one.log.read_text().count("POST /generate") - starts[one.url] == 3, "half of them each"
     sample_and_kill(engine, second, server, "dies")
     stats = engine.stats()
-    assert stats["lost_connections"] == 4 and stats["attempts"] == stats["requests"] + 4
+    # Of the four there, some may have sampled a stop token before.
+    assert 0 < stats["lost_connections"] <= 4
+    assert stats["attempts"] == stats["requests"] + stats["lost_connections"]
     # The next weights go to who is there; who comes back gets them before it samples.
     assert engine.publish(publish_to(tmp_path / "v12", seed=12, version=12)).servers == 1
     start_and_wait(second)
