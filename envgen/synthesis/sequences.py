@@ -140,7 +140,7 @@ class ShapeSampler(PickSampler):
             may = [b for b in may if b.field not in (label, key)]
             extra = self.rng.choices((0, 1, 2), (4, 4, 1))[0] if len(must) < 4 else 0
         else:
-            extra = 0 if must else self.rng.choices((1, 2), (4, 1))[0]
+            extra = 0 if must or writer.deltas else self.rng.choices((1, 2), (4, 1))[0]
         usable = [b for b in may if self._writable(b, writer)]
         if several:  # one name for several records makes no sense
             names = {self.catalog.collections[writer.collection].label}
@@ -156,7 +156,7 @@ class ShapeSampler(PickSampler):
             if usable and self._link(usable[0], writer) is not None and self.rng.random() < 0.7:
                 extra = max(1, extra)
         chosen = [*must, *usable[:extra]]
-        if writer.verb == "update" and not chosen:
+        if writer.verb == "update" and not chosen and not writer.deltas:
             return None
         plans: list[ValuePlan] = []
         computed = looked_up
@@ -176,7 +176,7 @@ class ShapeSampler(PickSampler):
         chance = 0.12 if computed else 1.0
         if self.rng.random() < chance:
             plans = self._compute_one(plans, usable[extra:], writer, forced=not computed)
-        return plans
+        return [*(ValuePlan(binding, "amount") for binding in writer.amounts), *plans]
 
     def _writable(self, binding: ParamBinding, writer: ToolSemantics) -> bool:
         """True when a value for the parameter can be made and said."""

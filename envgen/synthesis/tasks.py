@@ -225,10 +225,11 @@ class TaskMaker:
         of."""
         plan, choice = value.plan, value.choice
         binding = plan.binding
-        words = self.speaker.field(binding.collection, binding.field)
-        if plan.kind in ("literal", "hidden"):
+        asked_for = binding.param if plan.kind == "amount" else binding.field
+        words = self.speaker.field(binding.collection, asked_for)
+        if plan.kind in ("literal", "hidden", "amount"):
             name = f"{binding.collection}.{binding.field}.{len(self.facts)}"
-            sentence = self.speaker.fact(binding.collection, binding.field, value.value)
+            sentence = self.speaker.fact(binding.collection, asked_for, value.value)
             asked = (words, *(field_words(binding.field)[-1:] if " " in words else ()))
             hidden = plan.kind == "hidden"
             self.facts.append(
@@ -320,7 +321,8 @@ class TaskMaker:
         collection = self.catalog.collections[choice.collection]
         selector = pick.selector
         if selector.kind == "only":
-            known = recorder.output(step, f"{elements[0][0]}.{answer}".lstrip(".") if elements else answer)
+            at = elements[0][0] if elements else ""
+            known = recorder.output(step, f"{at}.{answer}".strip("."))
             words = self.speaker.field(choice.collection, pick.answer)
             found = [replace(known, said=f"{words}: {say(known.value)}")]
         elif selector.kind == "label":
@@ -337,8 +339,8 @@ class TaskMaker:
                 if name not in scope and path is not None:
                     scope[name] = recorder.output(step, at + path)
         else:
-            over = self._path(choice, selector.field)
-            words = self.speaker.field(choice.collection, selector.field)
+            over = self._path(choice, selector.field) if selector.field else ""
+            words = self.speaker.field(choice.collection, selector.field or pick.answer)
             node = BlueprintNode(
                 id=recorder.reasoning_id(),
                 kind="reasoning",
