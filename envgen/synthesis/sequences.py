@@ -307,7 +307,7 @@ class ShapeSampler(PickSampler):
                     for n, v in writer.constants.items()
                     if (parent.name, n) in self.catalog.fields
                 )
-                if changed - settable and not writer.scope and not settled:
+                if changed - settable and not self._beyond(writer, outer) and not settled:
                     inner.append((writer, writer.key))
             for binding in (*writer.scope, *writer.writes) if writer.verb == "create" else ():
                 link = self._link(binding, writer)
@@ -325,7 +325,7 @@ class ShapeSampler(PickSampler):
         if writer.verb != "create":
             return self._change_of_new(writer, values, settable, outer.semantics)
         for other in self._scope(writer):
-            if other != binding:
+            if other != binding and not self._passed_on(other, writer, outer):
                 plan = self._scope_value(other, writer)
                 if plan is None:
                     return None
@@ -335,6 +335,16 @@ class ShapeSampler(PickSampler):
         if plans is None or any(p.pick is not None for p in plans):
             return None
         return DemandShape(writer, None, (*values, *plans))
+
+    def _passed_on(self, binding: ParamBinding, writer: ToolSemantics, outer: DemandShape) -> bool:
+        """True for plain words that say where (the owner of a repository) and that the outer demand says of
+        its new record already."""
+        given = {b.field for b in outer.semantics.scope if self._link(b, outer.semantics) is None}
+        return binding.field in given and self._link(binding, writer) is None
+
+    def _beyond(self, writer: ToolSemantics, outer: DemandShape) -> bool:
+        """True when a tool wants to be told more of a new record than the demand that makes it says."""
+        return any(not self._passed_on(b, writer, outer) for b in writer.scope if b != writer.key)
 
     def _of_kind(self, maker: ToolSemantics, name: str) -> bool:
         """True when a record of the kind that a tool makes can have a field."""

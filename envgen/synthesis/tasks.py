@@ -51,6 +51,14 @@ class Sample:
     body_characters: int
 
 
+@dataclass(frozen=True)
+class _New:
+    """A record that a demand of the task makes: its key, and the fields that say where it is."""
+
+    key: Known
+    place: dict[str, Known]
+
+
 class TaskMaker:
     """Makes one task. ``seed`` decides everything."""
 
@@ -103,9 +111,9 @@ class TaskMaker:
             return orjson.loads(outcome.text)
 
         recorder = Recorder(execute)
-        new_keys: dict[int, Known] = {}
+        new: dict[int, _New] = {}
         for index, demand in enumerate(demands):
-            self._run(recorder, demand, new_keys, index, nested.get(index))
+            self._run(recorder, demand, new, index, nested.get(index))
         instruction = self.speaker.instruction(demands, nested)
         calls = [s for s in recorder.steps if s.kind != "ask"]
         reasoning = sum(s.reasoning for s in shapes)
@@ -160,7 +168,7 @@ class TaskMaker:
 
     # ---------------------------------------------------------------------------------------- execution
     def _run(
-        self, recorder: Recorder, demand: Demand, new_keys: dict[int, Known], index: int, parent: int | None
+        self, recorder: Recorder, demand: Demand, new: dict[int, _New], index: int, parent: int | None
     ) -> None:
         semantics = demand.semantics
         targets: list[Known] = []
@@ -179,9 +187,10 @@ class TaskMaker:
         for value in sorted(demand.values, key=lambda v: v.plan.kind == "hidden"):  # look up first, ask last
             binding = value.plan.binding
             if value.plan.kind == "created":
-                if parent is None or parent not in new_keys:
+                if parent is None or parent not in new:
                     raise Unfit("no created parent")
-                arguments[binding.param] = new_keys[parent]
+                arguments[binding.param] = new[parent].key
+                arguments |= {open_[n]: known for n, known in new[parent].place.items() if n in open_}
             else:
                 also = tuple(open_) if demand.target is None and value.plan.kind == "key" else ()
                 arguments[binding.param], told = self._known(recorder, value, also)
@@ -194,7 +203,8 @@ class TaskMaker:
             if semantics.verb == "create":
                 path = self._key_path(demand)
                 if path is not None and fetch(path, recorder.outputs[step]) is not None:
-                    new_keys[index] = recorder.output(step, path)
+                    place = {b.field: arguments[b.param] for b in semantics.scope if b.param in arguments}
+                    new[index] = _New(recorder.output(step, path), place)
             return
         for target in targets:
             self._write(recorder, semantics.tool, {key.param: target, **arguments})
