@@ -71,6 +71,9 @@ class Speaker(Nouns):
         semantics = demand.semantics
         if semantics.verb == "create":
             return self._create(demand, outer)
+        new = ""
+        if demand.target is not None and outer is not None:
+            new = self.new(outer)
         if demand.target is None and outer is not None:
             demand = replace(demand, values=tuple(v for v in demand.values if v.plan.kind != "created"))
             reference = self.new(outer)
@@ -91,7 +94,7 @@ class Speaker(Nouns):
             return self._toggle(demand, reference)
         if not demand.values and semantics.constants:
             return self._constant(semantics, reference)
-        return self._update(demand, reference)
+        return self._update(demand, reference, new)
 
     def _toggle(self, demand: Demand, reference: str) -> str:
         name = demand.semantics.toggles
@@ -131,7 +134,8 @@ class Speaker(Nouns):
                 said.append(f"{words} to {self.value(value, words)}")
         return " and ".join(said)
 
-    def _update(self, demand: Demand, reference: str) -> str:
+    def _update(self, demand: Demand, reference: str, new: str = "") -> str:
+        """``new``: how the record is called that an earlier demand makes, where this one gets it."""
         collection = demand.semantics.collection
         if demand.semantics.constants:  # resolve the ticket "Roof", with resolution "sealed"
             details = [self._detail(collection, v) for v in sorted(demand.values, key=_spoken_order)]
@@ -143,7 +147,7 @@ class Speaker(Nouns):
         words = self.field(collection, value.plan.binding.field)
         if value.plan.kind == "hidden":
             return self.rng.choice(phrases()["update_ask"]).format(field=words, ref=reference)
-        said = self.value(value, words)
+        said = new if value.plan.kind == "created" else self.value(value, words)
         if isinstance(value.value, bool) and value.choice is None:
             return f'set "{words}" to {said} for {reference}'
         if isinstance(value.value, (list, dict)) or value.plan.kind in ("copy", "sum"):
@@ -152,7 +156,8 @@ class Speaker(Nouns):
         if value.plan.binding.field == self.catalog.collections[collection].label:
             kind = "rename"
         else:
-            kind = "move" if value.plan.kind == "key" and self._is_place(collection, value) else "update"
+            linked = value.plan.kind in ("key", "created")
+            kind = "move" if linked and self._is_place(collection, value) else "update"
         return self.rng.choice(phrases()[kind]).format(field=words, ref=reference, value=said)
 
     def _is_place(self, collection: str, value: Value) -> bool:

@@ -26,7 +26,7 @@ class ShapeSampler(PickSampler):
         """A shape for a write tool that was used little; None when this try led nowhere. Not ``alone``:
         other demands of
         the task do the looking up, this one may be plain."""
-        writers = [w for w in self.catalog.writers if w.tool not in self.unusable]
+        writers = [w for w in self.catalog.writers if w.tool not in self.unusable and self._speakable(w)]
         if not writers:
             return None
         writer = self._rare(writers, lambda w: w.tool)
@@ -178,6 +178,16 @@ class ShapeSampler(PickSampler):
             plans = self._compute_one(plans, usable[extra:], writer, forced=not computed)
         return [*(ValuePlan(binding, "amount") for binding in writer.amounts), *plans]
 
+    def _speakable(self, writer: ToolSemantics) -> bool:
+        """False for a tool that insists on what nobody can say: an object of which the document names no
+        member. It would be the least used one for ever, and drawn each time."""
+        needed = self.catalog.required(writer.tool)
+        return all(
+            self._link(b, writer) is not None or self._writable(b, writer)
+            for b in writer.writes
+            if b.required or b.param in needed
+        )
+
     def _writable(self, binding: ParamBinding, writer: ToolSemantics) -> bool:
         """True when a value for the parameter can be made and said."""
         known = self._can_write.get((writer.tool, binding.param))
@@ -309,7 +319,7 @@ class ShapeSampler(PickSampler):
                 )
                 if changed - settable and not self._beyond(writer, outer) and not settled:
                     inner.append((writer, writer.key))
-            for binding in (*writer.scope, *writer.writes) if writer.verb == "create" else ():
+            for binding in (*writer.scope, *writer.writes) if writer.verb == "create" else writer.writes:
                 link = self._link(binding, writer)
                 if link is not None and link.parent == parent.name and writer.collection != parent.name:
                     inner.append((writer, binding))
@@ -322,8 +332,10 @@ class ShapeSampler(PickSampler):
         ]
         writer, binding = self.rng.choices(inner, weights)[0]
         values: list[ValuePlan] = [ValuePlan(binding, "created")]
-        if writer.verb != "create":
+        if writer.verb != "create" and binding == writer.key:
             return self._change_of_new(writer, values, settable, outer.semantics)
+        if writer.verb != "create":
+            return self._given_new(writer, values[0])
         for other in self._scope(writer):
             if other != binding and not self._passed_on(other, writer, outer):
                 plan = self._scope_value(other, writer)
@@ -350,6 +362,16 @@ class ShapeSampler(PickSampler):
         """True when a record of the kind that a tool makes can have a field."""
         variants = self.catalog.variants.get(maker.collection)
         return variants is None or variants.fits(maker.constants, name)
+
+    def _given_new(self, writer: ToolSemantics, new: ValuePlan) -> DemandShape | None:
+        """A change that gives another record the one just made: the user gets the new role."""
+        needed = self.catalog.required(writer.tool)
+        others = [b for b in writer.writes if (b.required or b.param in needed) and b != new.binding]
+        if writer.key is None or writer.deltas or writer.constants or others:
+            return None
+        to = (writer.tool, writer.key.param)
+        target = self.pick_key(writer.collection, single=True, to=to, tells=self._told(writer))
+        return DemandShape(writer, target, (new,)) if target is not None else None
 
     def _change_of_new(
         self, writer: ToolSemantics, values: list[ValuePlan], settable: set[str], maker: ToolSemantics
