@@ -375,6 +375,14 @@ class ToolSemantics(Frozen):
     """Shape of the JSON result; None means the whole record (``get``, ``create``), a list of them, or
     ``{"deleted": key}``."""
 
+    @property
+    def amounts(self) -> tuple[ParamBinding, ...]:
+        """The parameters of `deltas`, each with the field that grows or shrinks by its value."""
+        return tuple(
+            ParamBinding(param=d.param, collection=self.collection, field=d.field, required=True)
+            for d in self.deltas
+        )
+
 
 class ToolDecision(Frozen):
     """What became of one tool of the document: implemented, or refused by name with the reason."""

@@ -97,6 +97,8 @@ def infer(node: BlueprintNode, outputs: Sequence[Any]) -> list[Any]:
             raise TaskError(
                 f"reasoning {node.id}: {len(elements)} records named {node.names}, expected one each"
             )
+    if kind == "filter" and not node.over:  # every one
+        return [fetch(node.answer, e) for e in elements]
     values = [fetch(node.over, e) for e in elements]
     if kind in ("filter", "lookup"):
         answers = [fetch(node.answer, e) for e, v in zip(elements, values, strict=True) if v == node.value]

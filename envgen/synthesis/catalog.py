@@ -123,11 +123,14 @@ class Catalog:
         return (not known.key_generated and known.label in ("", known.key)) or self.unlisted(collection)
 
     def unlisted(self, collection: str) -> bool:
-        """True when no tool shows the keys of a collection's records before one is known."""
+        """True when no tool shows the keys of a collection's records before one is known, or none shows
+        more than keys: a list of numbers says of none which order it is."""
         known = self.collections[collection]
         if known.singleton:
             return False
-        listed = any(a.many and a.path(known.key) is not None for a in self.accesses.get(collection, ()))
+        listed = any(
+            a.many and a.path(known.key) is not None and not a.bare for a in self.accesses.get(collection, ())
+        )
         return not listed and not self.children_show(collection)
 
     def children_show(self, collection: str) -> bool:
@@ -180,7 +183,7 @@ def _element(
     shown: dict[str, str] = {}
     for binding in own:
         element, inner = container(binding.path)
-        if element == pattern and inner:
+        if element == pattern and (inner or element.endswith("[]")):  # empty: the list holds plain values
             shown.setdefault(binding.field, inner)
     references = {f.references: f.name for f in collection.fields if f.references}
     for binding in outputs:  # a nested parent (article.author.username) shows the foreign key
@@ -239,8 +242,9 @@ def build_catalog(draft: EnvironmentDraft, *, usable: Callable[[str], bool] = la
                 by_label = binding.param
             elif needed and binding.op == "eq" and (binding.collection, binding.field) in fields:
                 held = fields[binding.collection, binding.field]
-                told = binding in sem.scope and held.type == "string" and binding.collection == sem.collection
-                blocked = blocked or not (held.enum or told)
+                bare = all(path == "" for _, path in found[1])  # plain values: the user says of which kind
+                told = (bare or binding in sem.scope) and held.type == "string"
+                blocked = blocked or not (held.enum or (told and binding.collection == sem.collection))
                 given.append((binding.param, binding.field))
             elif needed:
                 blocked = True
@@ -271,8 +275,7 @@ def build_catalog(draft: EnvironmentDraft, *, usable: Callable[[str], bool] = la
         tools=tools,
         accesses={name: tuple(found) for name, found in accesses.items()},
         locators={},
-        # An amount is no value of a field: the planner of tasks does not say one yet.
-        writers=tuple(s for s in semantics.values() if s.writes_state and not s.deltas),
+        writers=tuple(s for s in semantics.values() if s.writes_state),
         children={name: tuple(found) for name, found in children.items()},
         variants={name: found for name in collections if (found := variants_of(name, semantics)) is not None},
     )

@@ -116,6 +116,7 @@ def needs_of(catalog: Catalog, shapes: list[DemandShape]) -> Needs:
             if rule.field:
                 needs.add((rule.collection, rule.field))
         needs.update((shape.semantics.collection, b.field) for b in shape.semantics.scope)
+        needs.update((b.collection, b.field) for b in shape.semantics.amounts)
         if shape.target is not None:
             needs.update((shape.semantics.collection, name) for name in shape.semantics.constants)
             if shape.semantics.toggles:
@@ -153,7 +154,7 @@ def static_footprint(catalog: Catalog, shape: DemandShape) -> Footprint:
             continue  # named records: nothing but a change of these very records matters
         if pick.selector.field:
             print_.reads.add((collection, pick.selector.field))
-        elif pick.selector.kind == "all":
+        elif pick.selector.kind in ("all", "filter"):
             print_.reads.add((collection, "*"))
         if pick.answer != catalog.collections[collection].key:
             print_.reads.add((collection, pick.answer))

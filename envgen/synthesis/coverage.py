@@ -95,7 +95,8 @@ def idle_reason(edge: ToolEdge, semantics: Mapping[str, ToolSemantics], schema: 
         acts = target.key is not None and target.key.param == edge.param and target.verb != "create"
         if acts and target.verb == "delete":
             return "undone"
-        changed = {*(b.field for b in target.writes), *target.constants, target.toggles} - {""}
+        changed = {*(b.field for b in (*target.writes, *target.amounts)), *target.constants, target.toggles}
+        changed -= {""}
         variants = variants_of(source.collection, semantics)
         if variants is not None:  # a reminder has no command to set
             changed = {name for name in changed if variants.fits(source.constants, name)}
@@ -105,7 +106,7 @@ def idle_reason(edge: ToolEdge, semantics: Mapping[str, ToolSemantics], schema: 
             return "settable"
     elif source.writes_state:
         return "told"
-    if _is_so(edge, source, target):
+    if _is_so(edge, source, target) or _is_there(edge, target):
         return "settled"
     children = {rule.collection for rule in target.preconditions if rule.kind == "no_children"}
     if source.collection in children and source.collection != edge.collection:
@@ -116,7 +117,7 @@ def idle_reason(edge: ToolEdge, semantics: Mapping[str, ToolSemantics], schema: 
         return ""
     if target.verb in ("aggregate", "count"):
         return "summary"
-    news = _shows(target) - _shows(source)
+    news = _shows(target) - _shows(source) - {(edge.collection, edge.field)}
     if not news:
         return "shown"
     if not any(_takes(writer, news, schema) for writer in semantics.values() if writer.writes_state):
@@ -153,6 +154,13 @@ def _is_so(edge: ToolEdge, source: ToolSemantics, target: ToolSemantics) -> bool
         for name, known in target.constants.items()
         for path, value in source.where.items()
     )
+
+
+def _is_there(edge: ToolEdge, target: ToolSemantics) -> bool:
+    """True when the target would make a record that has the key of the very record shown: what is on a
+    watchlist is not put there."""
+    made = target.verb == "create" and target.collection == edge.collection
+    return made and any(b.param == edge.param and b.field == edge.field for b in target.writes)
 
 
 def _told(tool: ToolSemantics, schema: StateSchema) -> set[str]:

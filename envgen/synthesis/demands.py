@@ -8,6 +8,7 @@ real functions and compares what comes out with what was decided here. Any disag
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Collection
 from typing import Any
 
@@ -19,6 +20,9 @@ from envgen.synthesis.shapes import TEXTS, DemandShape, Pick, Selector, ValuePla
 from envgen.synthesis.values import ValueMaker
 from envgen.synthesis.world import World, session_value
 from envgen.types import Record, ToolSemantics
+
+MOST_AT_ONCE = 5
+"""Records that "all orders" may mean at most."""
 
 
 class Chooser(Fitting):
@@ -34,6 +38,8 @@ class Chooser(Fitting):
         self.written: set[tuple[str, str]] = set()
         self.compared: set[tuple[str, str]] = set()
         """Fields that decided some choice: their values stay."""
+        self.taken: Counter[tuple[str, str, str]] = Counter()
+        """(collection, key, field) -> what the demands so far take away from it."""
 
     def demand(self, shape: DemandShape, outer: Demand | None = None) -> tuple[Demand, Footprint]:
         """Realise one shape. ``outer``: the demand whose new record it hangs under. Raises Unfit when the
@@ -117,6 +123,10 @@ class Chooser(Fitting):
                 raise Unfit("a record without a name")
             anchor = self._extreme(pair, field_name, pick.selector.order)
             chosen, names = [anchor], tuple(str(r[label]) for r in pair)
+        elif kind == "filter" and not field_name:
+            if not 1 < len(group) <= MOST_AT_ONCE:
+                raise Unfit(f"{len(group)} records are not acted on at once")
+            anchor, chosen = group[0], list(group)
         elif kind == "filter":
             value, chosen = self._filter(group, collection, field_name, acted_on)
             anchor = chosen[0]
@@ -196,6 +206,13 @@ class Chooser(Fitting):
                 groups.setdefault(tuple(map(str, keys)), []).append(record)
         if not groups:
             raise Unfit(f"{locator.collection} is empty")
+        if pick.selector.kind == "only" and locator.access.many:  # the only one of its kind
+            groups = {keys: found for keys, found in groups.items() if len(found) == 1}
+            if not groups:
+                raise Unfit(f"no {locator.collection} alone in its list")
+        if pick.selector.kind == "only" and locator.access.named:
+            label = self.catalog.collections[locator.collection].label
+            groups = {(str(r.get(label)),): [r] for found in groups.values() for r in found if r.get(label)}
         if pick.selector.kind == "only":
             free = [g for g in groups.values() if self._free(locator.collection, g[0], True)]
             return self.rng.choice(free or list(groups.values()))
@@ -336,6 +353,8 @@ class Chooser(Fitting):
             return Value(plan, str(value) if plan.as_text else value, choice)
         if plan.kind == "created":
             return Value(plan)
+        if plan.kind == "amount":
+            return Value(plan, self._amount(plan, semantics, target))
         collection = self.catalog.collections[plan.binding.collection]
         held = self.catalog.fields[plan.binding.collection, plan.binding.field]
         schema = self.catalog.parameter(semantics.tool, plan.binding.param)
@@ -375,6 +394,24 @@ class Chooser(Fitting):
                 self.labels_given.setdefault(collection.name, set()).add(name)
                 return Value(plan, name)
         raise Unfit(f"no fresh value for {collection.name}.{held.name}")
+
+    def _amount(self, plan: ValuePlan, semantics: ToolSemantics, target: Choice | None) -> Any:
+        """What a field changes by. What is taken away fits what is there at the start, so that the order of
+        demands does not matter."""
+        owner, name = plan.binding.collection, plan.binding.field
+        schema = self.catalog.parameter(semantics.tool, plan.binding.param)
+        value = self.maker.value(self.catalog.collections[owner], self.catalog.fields[owner, name], schema)
+        change = next(d for d in semantics.deltas if d.param == plan.binding.param)
+        if change.sign > 0 or not change.message:
+            return value
+        records = target.chosen if target is not None else self.world.records(owner)
+        places = [(owner, str(r.get(self.catalog.collections[owner].key)), name) for r in records]
+        left = min(r.get(name) or 0 for r in records) - max(self.taken[place] for place in places)
+        if left < 2:
+            raise Unfit(f"too little {name} to take from")
+        value = self.rng.randint(1, int(left) - 1) if value >= left else value
+        self.taken.update(dict.fromkeys(places, value))
+        return value
 
 
 def _name_selector(catalog: Catalog, collection: str, locator: Locator | None) -> Selector:

@@ -99,6 +99,8 @@ class Fitting:
         parents = parents_of(self.catalog, self.world, self.catalog.collections[semantics.collection], record)
         for value in made:
             name = self._field(value.plan.binding, semantics)
+            if value.plan.kind == "amount":  # the field becomes something else
+                continue
             if value.plan.kind == "created":
                 record[name] = "new"
                 if outer is not None:

@@ -81,11 +81,7 @@ class _Writer(CheckWriter):
 
     def _bindings(self) -> list[ParamBinding]:
         key = [self.sem.key] if self.sem.key else []
-        amounts = [
-            ParamBinding(param=d.param, collection=self.col.name, field=d.field, required=True)
-            for d in self.sem.deltas
-        ]
-        return [*key, *self.sem.scope, *self.sem.filters, *self.sem.writes, *amounts]
+        return [*key, *self.sem.scope, *self.sem.filters, *self.sem.writes, *self.sem.amounts]
 
     def _signature(self) -> list[str]:
         required: dict[str, bool] = {}

@@ -71,13 +71,20 @@ class Speaker(Nouns):
         semantics = demand.semantics
         if semantics.verb == "create":
             return self._create(demand, outer)
+        new = ""
+        if demand.target is not None and outer is not None:
+            new = self.new(outer)
         if demand.target is None and outer is not None:
             demand = replace(demand, values=tuple(v for v in demand.values if v.plan.kind != "created"))
             reference = self.new(outer)
+        elif demand.target is None and semantics.deltas:
+            reference = f"my {self.entity(semantics.collection)}"
         elif demand.target is None:
             return self._own(demand)
         else:
             reference = self.record(demand.target)
+        if semantics.deltas:
+            return self._amounts(demand, reference)
         if semantics.verb == "delete":
             verb = field_words(semantics.tool)[0]
             if verb in phrases()["delete_verbs"] and verb not in ("delete", "remove"):
@@ -87,7 +94,7 @@ class Speaker(Nouns):
             return self._toggle(demand, reference)
         if not demand.values and semantics.constants:
             return self._constant(semantics, reference)
-        return self._update(demand, reference)
+        return self._update(demand, reference, new)
 
     def _toggle(self, demand: Demand, reference: str) -> str:
         name = demand.semantics.toggles
@@ -127,7 +134,8 @@ class Speaker(Nouns):
                 said.append(f"{words} to {self.value(value, words)}")
         return " and ".join(said)
 
-    def _update(self, demand: Demand, reference: str) -> str:
+    def _update(self, demand: Demand, reference: str, new: str = "") -> str:
+        """``new``: how the record is called that an earlier demand makes, where this one gets it."""
         collection = demand.semantics.collection
         if demand.semantics.constants:  # resolve the ticket "Roof", with resolution "sealed"
             details = [self._detail(collection, v) for v in sorted(demand.values, key=_spoken_order)]
@@ -139,7 +147,7 @@ class Speaker(Nouns):
         words = self.field(collection, value.plan.binding.field)
         if value.plan.kind == "hidden":
             return self.rng.choice(phrases()["update_ask"]).format(field=words, ref=reference)
-        said = self.value(value, words)
+        said = new if value.plan.kind == "created" else self.value(value, words)
         if isinstance(value.value, bool) and value.choice is None:
             return f'set "{words}" to {said} for {reference}'
         if isinstance(value.value, (list, dict)) or value.plan.kind in ("copy", "sum"):
@@ -148,12 +156,32 @@ class Speaker(Nouns):
         if value.plan.binding.field == self.catalog.collections[collection].label:
             kind = "rename"
         else:
-            kind = "move" if value.plan.kind == "key" and self._is_place(collection, value) else "update"
+            linked = value.plan.kind in ("key", "created")
+            kind = "move" if linked and self._is_place(collection, value) else "update"
         return self.rng.choice(phrases()[kind]).format(field=words, ref=reference, value=said)
 
     def _is_place(self, collection: str, value: Value) -> bool:
         links = [link for locator in self.catalog.locators[collection] for link in locator.access.links]
         return any(link.foreign_key == value.plan.binding.field for link in links)
+
+    def _amounts(self, demand: Demand, reference: str) -> str:
+        """``put 250 into my account``, ``lower the stock of the item "Lamp" by 3``."""
+        collection = demand.semantics.collection
+        grows = {d.param: d.sign > 0 for d in demand.semantics.deltas}
+        said: list[str] = []
+        for value in (v for v in demand.values if v.plan.kind == "amount"):
+            words = self.field(collection, value.plan.binding.field)
+            up = grows[value.plan.binding.param]
+            if field_words(words)[-1:] in _POTS:
+                kind = "put_in" if up else "take_out"
+            else:
+                kind = "raise" if up else "lower"
+            said.append(
+                self.rng.choice(phrases()[kind]).format(field=words, ref=reference, value=quote(value.value))
+            )
+        rest = [v for v in sorted(demand.values, key=_spoken_order) if v.plan.kind != "amount"]
+        details = [self._detail(collection, v) for v in rest]
+        return " and ".join(said) + (f", with {listing(details)}" if details else "")
 
     def _own(self, demand: Demand) -> str:
         collection = demand.semantics.collection
@@ -264,6 +292,8 @@ class Speaker(Nouns):
 
 _PLAIN = (["name"], ["title"], ["value"], ["type"], ["label"], ["description"], ["id"], ["text"])
 """Last words of members that could be those of the record itself."""
+_POTS = (["balance"], ["funds"], ["credit"], ["credits"])
+"""Last words of fields that amounts are put into and taken out of."""
 _STEPS = ("Then", "Next,", "Then", "Also", "After that,")
 """How the demands between the first and the last begin."""
 

@@ -53,6 +53,16 @@ class Access:
         """True where the call is told which one record to show: the first link carries its key."""
         return not self.many and bool(self.links) and self.links[0].parent == self.collection
 
+    @property
+    def bare(self) -> bool:
+        """True where a list holds plain values, not records: the codes of stocks."""
+        return self.many and all(path == "" for _, path in self.fields)
+
+    @property
+    def named(self) -> bool:
+        """True where the call is told a name and answers with the one record, or key, that has it."""
+        return not self.many and bool(self.by_label)
+
     def path(self, name: str) -> str | None:
         """Path of a field inside the element, None when the tool does not show it."""
         for known, path in self.fields:

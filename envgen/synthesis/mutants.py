@@ -141,7 +141,7 @@ class MutantMaker:
                 arguments, semantics.key.param, record[self.catalog.collections[semantics.collection].key]
             )
         needed = self.catalog.required(semantics.tool)
-        for binding in (*semantics.scope, *semantics.writes):
+        for binding in (*semantics.scope, *semantics.writes, *semantics.amounts):
             if binding.param not in needed and not binding.required and rng.random() < 0.6:
                 continue
             held = self.catalog.fields.get((binding.collection, binding.field))
@@ -164,8 +164,9 @@ class MutantMaker:
 
 
 def _bindings(semantics: ToolSemantics) -> tuple[ParamBinding, ...]:
-    return (*((semantics.key,) if semantics.key else ()), *semantics.scope, *semantics.writes)
+    key = (semantics.key,) if semantics.key else ()
+    return (*key, *semantics.scope, *semantics.writes, *semantics.amounts)
 
 
 def _idempotent(semantics: ToolSemantics) -> bool:
-    return semantics.verb not in ("create", "toggle")
+    return semantics.verb not in ("create", "toggle") and not semantics.deltas

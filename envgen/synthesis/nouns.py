@@ -43,7 +43,8 @@ class Nouns:
         noun = self._noun(choice)
         known = self.catalog.collections[choice.collection]
         kind = pick.selector.kind
-        if kind == "only":  # the call shows what its argument names
+        access = pick.locator.access if pick.locator else None
+        if kind == "only" and access is not None and access.single:  # it shows what its argument names
             said = self.record(choice.parents[0])
             if pick.answer != known.key and pick.yields != choice.collection:
                 said = f"the {self.field(choice.collection, pick.answer)} of {said}"
@@ -52,7 +53,9 @@ class Nouns:
         place = self.place(choice)
         if kind == "label" and pick.locator is None and self.catalog.unlisted(choice.collection):
             said = f"{noun} {say(choice.anchor.get(known.key))}"
-        elif kind == "label":
+        elif kind == "only" and access is not None and access.many:
+            said = f"the only {noun}{place}"
+        elif kind in ("label", "only"):
             label = known.label or known.key
             said = f"the {noun} {quote(choice.anchor.get(label))}{place}"
         elif kind == "lookup":
@@ -62,6 +65,8 @@ class Nouns:
                 else f" with {words} "
             )
             said = f"the {noun}{link}{quote(choice.value)}{place}"
+        elif kind == "filter" and not words:
+            said = f"all {plural(noun)}{place}"
         elif kind == "filter":
             condition = self.condition(choice.value, words)
             trailing = condition.startswith("that")  # "every task in the list X that is not completed"
@@ -74,7 +79,7 @@ class Nouns:
             said = f"the {plural(noun)}{place}" if place else f"all {plural(noun)}"
         else:
             said = self._superlative(noun, words, kind) + place
-        if pick.locator is not None and pick.locator.access.mine:
+        if access is not None and access.mine:
             said = owned(said).replace(f"every {noun}", f"each of my {plural(noun)}", 1)
         if pick.answer != known.key and pick.yields != choice.collection:
             said = f"the {self.field(choice.collection, pick.answer)} of {said}"

@@ -45,7 +45,8 @@ def source_of(text: str, otherwise: str = _NOT_SAID) -> Source:
 def _tool(spec: ToolSpec | None, sem: ToolSemantics, proof: ToolProof | None) -> ToolSource:
     params = {p.name: p for p in spec.params} if spec is not None else {}
     own = spec.pointer if spec is not None else ""
-    named = [b.param for b in (*((sem.key,) if sem.key else ()), *sem.scope, *sem.filters, *sem.writes)]
+    key = (sem.key,) if sem.key else ()
+    named = [b.param for b in (*key, *sem.scope, *sem.filters, *sem.writes, *sem.amounts)]
     named += [*sem.paging, *sem.ignored]
     rules = tuple(
         RuleSource(rule=rule.message or rule.kind, source=source_of(rule.provenance or own))

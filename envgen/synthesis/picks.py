@@ -68,7 +68,7 @@ class PickSampler:
         options: list[tuple[Locator, str]] = [
             (locator, key)
             for locator in self.catalog.locators[collection]
-            if locator.access.many and locator.access.path(key) is not None
+            if (locator.access.many or locator.access.named) and locator.access.path(key) is not None
         ]
         direct = len(options)
         options += self._via(collection)
@@ -80,7 +80,8 @@ class PickSampler:
                 o for o in options[:direct] if all(o[0].access.path(name) is not None for name in tells)
             ]
         spoken = self.catalog.spoken_key(collection) and not tells
-        if spoken and (not options or self.rng.random() < 0.25):
+        plain = all(locator.access.bare for locator, _ in options)  # these lead to all records, or to none
+        if spoken and (not options or self.rng.random() < (0.6 if plain else 0.25)):
             return Pick(None, Selector("label"), collection, key)
         if not options and tells and self.catalog.spoken_key(collection):
             return Pick(None, Selector("label"), collection, key, tuple(sorted(tells)))
@@ -96,7 +97,7 @@ class PickSampler:
             rarely = 1.0 if index < direct or spoken or not self.edges_used[walked[-1]] else 0.15
             weights.append(rarely / (1 + often) ** 1.5 / (1 + 0.5 * (locator.depth - 1)))
         locator, answer = self.rng.choices(options, weights)[0]
-        if locator.access.single:
+        if locator.access.single or locator.access.named:
             return Pick(locator, Selector("only"), collection, answer)
         via = answer != key or locator.collection != collection
         selector = self._selector(locator, single=single or via or bool(tells), avoid=avoid)
@@ -160,6 +161,9 @@ class PickSampler:
         if not locator.access.many:
             return None
         named = self._named(locator)
+        if locator.access.bare:  # plain values: the only one of its kind, or every one
+            only = Selector("only") if locator.access.given else None
+            return only if single else Selector("filter")
         if locator.access.by_label:
             return Selector("label") if named else None
         options: list[tuple[float, Selector]] = []

@@ -37,7 +37,7 @@ PATIENCE = 60
 """Tries in a row at a level without anything new after which it counts as used up."""
 BARREN = 120
 """Tries at a level without a single task after which it is given up."""
-NOVEL_SEQUENCE, NOVEL_WRITES, NOVEL_EDGE, NEEDED_WRITER = 3.0, 2.0, 1.0, 2.0
+NOVEL_SEQUENCE, NOVEL_WRITES, NOVEL_EDGE, NEEDED_WRITER = 3.0, 2.0, 3.0, 2.0
 """What one thing that is new counts for when plans are compared."""
 
 Plan = tuple[list[DemandShape], dict[int, int]]

@@ -26,7 +26,7 @@ class ShapeSampler(PickSampler):
         """A shape for a write tool that was used little; None when this try led nowhere. Not ``alone``:
         other demands of
         the task do the looking up, this one may be plain."""
-        writers = [w for w in self.catalog.writers if w.tool not in self.unusable]
+        writers = [w for w in self.catalog.writers if w.tool not in self.unusable and self._speakable(w)]
         if not writers:
             return None
         writer = self._rare(writers, lambda w: w.tool)
@@ -140,7 +140,7 @@ class ShapeSampler(PickSampler):
             may = [b for b in may if b.field not in (label, key)]
             extra = self.rng.choices((0, 1, 2), (4, 4, 1))[0] if len(must) < 4 else 0
         else:
-            extra = 0 if must else self.rng.choices((1, 2), (4, 1))[0]
+            extra = 0 if must or writer.deltas else self.rng.choices((1, 2), (4, 1))[0]
         usable = [b for b in may if self._writable(b, writer)]
         if several:  # one name for several records makes no sense
             names = {self.catalog.collections[writer.collection].label}
@@ -156,7 +156,7 @@ class ShapeSampler(PickSampler):
             if usable and self._link(usable[0], writer) is not None and self.rng.random() < 0.7:
                 extra = max(1, extra)
         chosen = [*must, *usable[:extra]]
-        if writer.verb == "update" and not chosen:
+        if writer.verb == "update" and not chosen and not writer.deltas:
             return None
         plans: list[ValuePlan] = []
         computed = looked_up
@@ -176,7 +176,17 @@ class ShapeSampler(PickSampler):
         chance = 0.12 if computed else 1.0
         if self.rng.random() < chance:
             plans = self._compute_one(plans, usable[extra:], writer, forced=not computed)
-        return plans
+        return [*(ValuePlan(binding, "amount") for binding in writer.amounts), *plans]
+
+    def _speakable(self, writer: ToolSemantics) -> bool:
+        """False for a tool that insists on what nobody can say: an object of which the document names no
+        member. It would be the least used one for ever, and drawn each time."""
+        needed = self.catalog.required(writer.tool)
+        return all(
+            self._link(b, writer) is not None or self._writable(b, writer)
+            for b in writer.writes
+            if b.required or b.param in needed
+        )
 
     def _writable(self, binding: ParamBinding, writer: ToolSemantics) -> bool:
         """True when a value for the parameter can be made and said."""
@@ -307,9 +317,9 @@ class ShapeSampler(PickSampler):
                     for n, v in writer.constants.items()
                     if (parent.name, n) in self.catalog.fields
                 )
-                if changed - settable and not writer.scope and not settled:
+                if changed - settable and not self._beyond(writer, outer) and not settled:
                     inner.append((writer, writer.key))
-            for binding in (*writer.scope, *writer.writes) if writer.verb == "create" else ():
+            for binding in (*writer.scope, *writer.writes) if writer.verb == "create" else writer.writes:
                 link = self._link(binding, writer)
                 if link is not None and link.parent == parent.name and writer.collection != parent.name:
                     inner.append((writer, binding))
@@ -322,10 +332,12 @@ class ShapeSampler(PickSampler):
         ]
         writer, binding = self.rng.choices(inner, weights)[0]
         values: list[ValuePlan] = [ValuePlan(binding, "created")]
-        if writer.verb != "create":
+        if writer.verb != "create" and binding == writer.key:
             return self._change_of_new(writer, values, settable, outer.semantics)
+        if writer.verb != "create":
+            return self._given_new(writer, values[0])
         for other in self._scope(writer):
-            if other != binding:
+            if other != binding and not self._passed_on(other, writer, outer):
                 plan = self._scope_value(other, writer)
                 if plan is None:
                     return None
@@ -336,10 +348,30 @@ class ShapeSampler(PickSampler):
             return None
         return DemandShape(writer, None, (*values, *plans))
 
+    def _passed_on(self, binding: ParamBinding, writer: ToolSemantics, outer: DemandShape) -> bool:
+        """True for plain words that say where (the owner of a repository) and that the outer demand says of
+        its new record already."""
+        given = {b.field for b in outer.semantics.scope if self._link(b, outer.semantics) is None}
+        return binding.field in given and self._link(binding, writer) is None
+
+    def _beyond(self, writer: ToolSemantics, outer: DemandShape) -> bool:
+        """True when a tool wants to be told more of a new record than the demand that makes it says."""
+        return any(not self._passed_on(b, writer, outer) for b in writer.scope if b != writer.key)
+
     def _of_kind(self, maker: ToolSemantics, name: str) -> bool:
         """True when a record of the kind that a tool makes can have a field."""
         variants = self.catalog.variants.get(maker.collection)
         return variants is None or variants.fits(maker.constants, name)
+
+    def _given_new(self, writer: ToolSemantics, new: ValuePlan) -> DemandShape | None:
+        """A change that gives another record the one just made: the user gets the new role."""
+        needed = self.catalog.required(writer.tool)
+        others = [b for b in writer.writes if (b.required or b.param in needed) and b != new.binding]
+        if writer.key is None or writer.deltas or writer.constants or others:
+            return None
+        to = (writer.tool, writer.key.param)
+        target = self.pick_key(writer.collection, single=True, to=to, tells=self._told(writer))
+        return DemandShape(writer, target, (new,)) if target is not None else None
 
     def _change_of_new(
         self, writer: ToolSemantics, values: list[ValuePlan], settable: set[str], maker: ToolSemantics

@@ -26,7 +26,7 @@ TEXTS = ("string", "text")
 
 @dataclass(frozen=True)
 class Selector:
-    """How a record is singled out among those a look-up shows."""
+    """How a record is singled out among those a look-up shows. ``filter`` without a field: every one."""
 
     kind: SelectorKind
     field: str = ""
@@ -63,7 +63,8 @@ class ValuePlan:
     """Where one written argument comes from."""
 
     binding: ParamBinding
-    kind: Literal["literal", "hidden", "copy", "count", "sum", "key", "created"]
+    kind: Literal["literal", "hidden", "copy", "count", "sum", "key", "created", "amount"]
+    """``amount``: said by the user as ``literal`` is, but it is what the field changes by."""
     pick: Pick | None = None
     as_text: bool = False
 
@@ -100,7 +101,7 @@ class DemandShape:
     @property
     def reasoning(self) -> int:
         """Number of reasoning steps beyond finding a record by its name."""
-        kinds = sum(p.selector.kind in REASONING for p in self.picks)
+        kinds = sum(p.selector.kind in REASONING and bool(p.selector.field) for p in self.picks)
         return kinds + sum(v.kind in ("count", "sum") for v in self.values)
 
     @property

@@ -51,6 +51,14 @@ class Sample:
     body_characters: int
 
 
+@dataclass(frozen=True)
+class _New:
+    """A record that a demand of the task makes: its key, and the fields that say where it is."""
+
+    key: Known
+    place: dict[str, Known]
+
+
 class TaskMaker:
     """Makes one task. ``seed`` decides everything."""
 
@@ -103,9 +111,9 @@ class TaskMaker:
             return orjson.loads(outcome.text)
 
         recorder = Recorder(execute)
-        new_keys: dict[int, Known] = {}
+        new: dict[int, _New] = {}
         for index, demand in enumerate(demands):
-            self._run(recorder, demand, new_keys, index, nested.get(index))
+            self._run(recorder, demand, new, index, nested.get(index))
         instruction = self.speaker.instruction(demands, nested)
         calls = [s for s in recorder.steps if s.kind != "ask"]
         reasoning = sum(s.reasoning for s in shapes)
@@ -160,7 +168,7 @@ class TaskMaker:
 
     # ---------------------------------------------------------------------------------------- execution
     def _run(
-        self, recorder: Recorder, demand: Demand, new_keys: dict[int, Known], index: int, parent: int | None
+        self, recorder: Recorder, demand: Demand, new: dict[int, _New], index: int, parent: int | None
     ) -> None:
         semantics = demand.semantics
         targets: list[Known] = []
@@ -179,9 +187,10 @@ class TaskMaker:
         for value in sorted(demand.values, key=lambda v: v.plan.kind == "hidden"):  # look up first, ask last
             binding = value.plan.binding
             if value.plan.kind == "created":
-                if parent is None or parent not in new_keys:
+                if parent is None or parent not in new:
                     raise Unfit("no created parent")
-                arguments[binding.param] = new_keys[parent]
+                arguments[binding.param] = new[parent].key
+                arguments |= {open_[n]: known for n, known in new[parent].place.items() if n in open_}
             else:
                 also = tuple(open_) if demand.target is None and value.plan.kind == "key" else ()
                 arguments[binding.param], told = self._known(recorder, value, also)
@@ -194,7 +203,8 @@ class TaskMaker:
             if semantics.verb == "create":
                 path = self._key_path(demand)
                 if path is not None and fetch(path, recorder.outputs[step]) is not None:
-                    new_keys[index] = recorder.output(step, path)
+                    place = {b.field: arguments[b.param] for b in semantics.scope if b.param in arguments}
+                    new[index] = _New(recorder.output(step, path), place)
             return
         for target in targets:
             self._write(recorder, semantics.tool, {key.param: target, **arguments})
@@ -225,10 +235,11 @@ class TaskMaker:
         of."""
         plan, choice = value.plan, value.choice
         binding = plan.binding
-        words = self.speaker.field(binding.collection, binding.field)
-        if plan.kind in ("literal", "hidden"):
+        asked_for = binding.param if plan.kind == "amount" else binding.field
+        words = self.speaker.field(binding.collection, asked_for)
+        if plan.kind in ("literal", "hidden", "amount"):
             name = f"{binding.collection}.{binding.field}.{len(self.facts)}"
-            sentence = self.speaker.fact(binding.collection, binding.field, value.value)
+            sentence = self.speaker.fact(binding.collection, asked_for, value.value)
             asked = (words, *(field_words(binding.field)[-1:] if " " in words else ()))
             hidden = plan.kind == "hidden"
             self.facts.append(
@@ -320,7 +331,8 @@ class TaskMaker:
         collection = self.catalog.collections[choice.collection]
         selector = pick.selector
         if selector.kind == "only":
-            known = recorder.output(step, f"{elements[0][0]}.{answer}".lstrip(".") if elements else answer)
+            at = elements[0][0] if elements else ""
+            known = recorder.output(step, f"{at}.{answer}".strip("."))
             words = self.speaker.field(choice.collection, pick.answer)
             found = [replace(known, said=f"{words}: {say(known.value)}")]
         elif selector.kind == "label":
@@ -337,8 +349,8 @@ class TaskMaker:
                 if name not in scope and path is not None:
                     scope[name] = recorder.output(step, at + path)
         else:
-            over = self._path(choice, selector.field)
-            words = self.speaker.field(choice.collection, selector.field)
+            over = self._path(choice, selector.field) if selector.field else ""
+            words = self.speaker.field(choice.collection, selector.field or pick.answer)
             node = BlueprintNode(
                 id=recorder.reasoning_id(),
                 kind="reasoning",

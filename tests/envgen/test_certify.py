@@ -95,9 +95,13 @@ def test_a_goal_that_is_already_true_is_rejected() -> None:
 
 
 def test_a_write_without_need_is_rejected() -> None:
-    good = task("lookup+delete")
-    listed = next(i for i, s in enumerate(good.reference) if s.tool == "list_notes")
-    shown = [n["id"] for n in prover().outputs(good)[listed]]
+    good, listed, shown = next(
+        (found, at, [n["id"] for n in result])
+        for found in bundle().tasks
+        if found.pattern.endswith("lookup+delete")
+        for at, (step, result) in enumerate(zip(found.reference, prover().outputs(found), strict=True))
+        if step.tool == "list_notes" and len(result) > 1 and last(found).tool == "delete_note"
+    )
     note = good.initial_state["notes"][next(k for k in shown if k != last(good).arguments["note_id"])]
     key = ArgumentSource(param="note_id", kind="output", detail=f"{listed}:[{shown.index(note['id'])}].id")
     path = ArgumentSource(param="title", kind="instruction", detail=note["title"])
