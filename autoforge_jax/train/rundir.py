@@ -64,7 +64,7 @@ PHASES: dict[str, PhaseSpec] = {
 """In the order in which they run."""
 
 NEUTRAL = (
-    "run.name", "run.out_dir", "run.compile_cache", "synthesis.workers",
+    "run.name", "run.out_dir", "run.compile_cache", "run.trace_step", "run.trace_steps", "synthesis.workers",
     "erpo.checkpoint_every", "erpo.keep_checkpoints", "model.remat", "model.remat_saves",
     "rollout.user_workers", "rollout.sglang", "mesh",
     *(f"{role}.server.{key}" for role in ("user", "judge")
