@@ -228,7 +228,7 @@ def build_catalog(draft: EnvironmentDraft, *, usable: Callable[[str], bool] = la
         if preset and said == ("", ""):  # a list that shows the available ones unless told otherwise
             said = (" ".join(str(value) for _, value in preset), "")
         links: list[Link] = []
-        by_label, blocked = "", False
+        by_label, blocked, by_text = "", False, False
         given: list[tuple[str, str]] = []
         if single and sem.key is not None:
             links.append(Link(sem.key.param, sem.collection, collections[sem.collection].key, True))
@@ -245,6 +245,11 @@ def build_catalog(draft: EnvironmentDraft, *, usable: Callable[[str], bool] = la
                 bare = all(path == "" for _, path in found[1])  # plain values: the user says of which kind
                 told = (bare or binding in sem.scope) and held.type == "string"
                 blocked = blocked or not (held.enum or (told and binding.collection == sem.collection))
+                given.append((binding.param, binding.field))
+            elif needed and by_text and any(binding.param == param for param, _ in given):
+                continue  # the same words, looked for in a further field
+            elif needed and _is_text_search(binding, sem, collections[sem.collection], fields):
+                by_text = True
                 given.append((binding.param, binding.field))
             elif needed:
                 blocked = True
@@ -264,6 +269,7 @@ def build_catalog(draft: EnvironmentDraft, *, usable: Callable[[str], bool] = la
                     tuple(sem.where_session.items()),
                     (*sem.where.items(), *preset),
                     said,
+                    by_text,
                 )
             )
 
@@ -285,6 +291,20 @@ def build_catalog(draft: EnvironmentDraft, *, usable: Callable[[str], bool] = la
         singles = {name: tuple(_singles(catalog, name)) for name in collections}
         catalog.locators.update({name: (*lists[name], *more) for name, more in singles.items()})
     return catalog
+
+
+def _is_text_search(
+    binding: ParamBinding,
+    sem: ToolSemantics,
+    collection: Collection,
+    fields: dict[tuple[str, str], StateField],
+) -> bool:
+    """True for the words of a search in plain text, where records have no name to search for."""
+    held = fields.get((binding.collection, binding.field))
+    if held is None or held.type not in ("string", "text") or held.enum or held.references:
+        return False
+    unnamed = collection.label in ("", collection.key) and binding.collection == collection.name
+    return sem.many and unnamed and binding.op == "contains" and binding.field != collection.key
 
 
 def _said_where(sem: ToolSemantics, entity: str) -> tuple[str, str]:

@@ -48,6 +48,9 @@ class Access:
     """What sets the records apart that are shown under ``where``, in words before and after the noun:
     ``("starred", "")``, ``("", "from my feed")``."""
 
+    by_text: bool = False
+    """A search for words that stand in a field: the user says the text of that field, and finds one."""
+
     @property
     def single(self) -> bool:
         """True where the call is told which one record to show: the first link carries its key."""

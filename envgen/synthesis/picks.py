@@ -161,6 +161,8 @@ class PickSampler:
         if not locator.access.many:
             return None
         named = self._named(locator)
+        if locator.access.by_text:
+            return Selector("only")
         if locator.access.bare:  # plain values: the only one of its kind, or every one
             only = Selector("only") if locator.access.given else None
             return only if single else Selector("filter")

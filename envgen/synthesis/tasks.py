@@ -335,6 +335,10 @@ class TaskMaker:
             known = recorder.output(step, f"{at}.{answer}".strip("."))
             words = self.speaker.field(choice.collection, pick.answer)
             found = [replace(known, said=f"{words}: {say(known.value)}")]
+            for name in also if pick.locator.access.many and elements else ():
+                path = pick.locator.access.path(name)
+                if path is not None and (name not in scope or pick.locator.access.by_text):
+                    scope[name] = recorder.output(step, f"{at}.{path}".strip("."))
         elif selector.kind == "label":
             label = self._path(choice, collection.label)
             named = [p for p, e in elements if fetch(label, e) == choice.anchor[collection.label]]
