@@ -8,7 +8,7 @@ import pytest
 
 from envgen.errors import RefusedDocument
 from envgen.proposers.rules import propose
-from envgen.store import load_bundle
+from envgen.store import load_bundle, write_bundle
 from envgen.synthesis.communities import LARGE, LEAST, chosen, communities, part_of, tie_graph
 from envgen.synthesis.pipeline import make_bundle
 from envgen.synthesis.toolproof.prove import proofs_of
@@ -109,13 +109,15 @@ def test_synth_writes_one_bundle_for_each_or_a_chosen_one(
 
     doc = doc_of(family("farm"), family("barn", "farm"), family("ship"), family("cabin", "ship"))
 
-    def make(draft, progress):
-        return make_bundle(doc, draft, tasks=4, heldout=1, seed=0, progress=progress)
+    def make(draft, target):
+        made = make_bundle(doc, draft, tasks=4, heldout=1, seed=0)
+        write_bundle(made, target)
+        return made
 
-    synth_communities(doc, tmp_path / "all", "", make, force=False)
+    synth_communities(doc, propose(doc), tmp_path / "all", "", make, force=False)
     names = [c.name for c in communities(doc, propose(doc))]
     assert sorted(p.name for p in (tmp_path / "all").iterdir()) == sorted(names)
     assert all(len(load_bundle(tmp_path / "all" / name).tasks) == 4 for name in names)
-    synth_communities(doc, tmp_path / "one", names[1], make, force=False)
+    synth_communities(doc, propose(doc), tmp_path / "one", names[1], make, force=False)
     assert load_bundle(tmp_path / "one").name == f"many_things_{names[1]}"
     assert "communities" in capsys.readouterr().out
