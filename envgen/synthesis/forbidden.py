@@ -193,8 +193,8 @@ class _RuleBreaker(Chooser):
                 raise Unfit(f"{rule.collection} is empty")
             self.rng.choice(children)[rule.field] = key
 
-    def _value(self, plan: ValuePlan, *rest: Any) -> Value:
-        value = super()._value(plan, *rest)
+    def _value(self, plan: ValuePlan, *rest: Any, **named: Any) -> Value:
+        value = super()._value(plan, *rest, **named)
         if self.rule.kind == "at_most" and plan.binding.param == self.rule.param:
             return replace(value, value=self.rule.values[0] + self.rng.randrange(1, 20))
         return value

@@ -50,8 +50,9 @@ class Speaker(Nouns):
         if value.plan.kind == "hidden":
             return f"{article(words)}{words} that I will tell you"
         said = self.value(value, words)
-        if isinstance(value.value, dict):  # the method of a setting speaks for itself, a name does not
-            members = cast("dict[str, Any]", value.value)
+        held: object = value.value
+        if isinstance(held, dict):  # the method of a setting speaks for itself, a name does not
+            members = cast("dict[str, Any]", held)
             plain = any(field_words(name)[-1:] in _PLAIN for name in members)
             return f"{words} {said}" if plain else said
         if isinstance(value.value, bool) and value.choice is None:
