@@ -31,8 +31,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-VARYING = ("seconds", "compiles", "engine_compiles", "compile_seconds")
-"""Keys that may differ between two runs: times, and what a process had to compile."""
+VARYING = ("seconds", "speed", "compiles", "engine_compiles", "compile_seconds")
+"""Keys that may differ between two runs: times, speeds, and what a process had to compile."""
 WRITES = os.O_WRONLY | os.O_RDWR
 
 
