@@ -332,10 +332,14 @@ def test_a_changed_prefix_is_an_error_at_the_engine() -> None:
 
 
 def test_a_defect_of_the_environment_is_excluded(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_action: Message) -> Any:
+        yield from ()
+        return 1 / 0
+
     def flawed(b: Any, task: Any, **options: Any) -> Any:
         env = open_env(b, task, **options)
         if task.id == "notes-2":
-            monkeypatch.setattr(env, "step", lambda _action: 1 / 0)
+            monkeypatch.setattr(env, "play", broken)  # what `step` and `step_all` both drive
         return env
 
     monkeypatch.setattr(conditions_module, "open_env", flawed)
