@@ -25,6 +25,7 @@ from autoforge_jax.plan.memory import abstract_layout
 from autoforge_jax.train.assembly import Assembly
 from autoforge_jax.train.forward import Adapted, adapted_forward
 from autoforge_jax.train.optimizer import make_optimizer
+from autoforge_jax.train.phase_synthesis import Environments
 from autoforge_jax.train.rundir import RunDir
 from autoforge_jax.train.state import TrainState, init_state
 from autoforge_jax.train.step import SupervisedObjective, TrainStep, make_train_step
@@ -182,7 +183,7 @@ def assembled(root: Path, **model: object) -> Assembly:
     run = RunDir(root, parse_config(tree))
     if not run.tokenizer.is_dir():
         tokenizer().save(run.tokenizer)
-    return Assembly(run, renderer(), {})
+    return Assembly(run, renderer(), Environments((), (), {}))
 
 
 def test_a_run_saves_adapters_hands_over_the_merged_model_and_knows_its_base(tmp_path: Path) -> None:

@@ -1,5 +1,10 @@
 """`autoforge run` as two processes, and on eight devices, against the run of one process on one device or on
-the same mesh. whole_runs.py prints how far these are apart; the bounds here have room above that."""
+the same mesh. whole_runs.py prints how far these are apart; the bounds here have room above that.
+
+Every step of ERPO must have made an update: runs without a signal are equal whatever the update does. Where
+arithmetic in another order moves a probability by its last bits, a draw that falls on the border between two ids
+can go the other way (about one run in a hundred at 1e-5 nats): then the trajectories differ from that token on.
+"""
 
 import re
 from pathlib import Path
@@ -26,14 +31,21 @@ def two_processes(out_dir: Path) -> Path:
     return out_dir / "two-processes"
 
 
+def assert_same_run(run: Path, other: Path) -> None:
+    """Same steps and trajectories; metrics and weights equal but for rounding."""
+    found = apart(run, other)
+    assert found["updated"], "a step of ERPO without an update compares nothing"
+    assert found["steps"] and found["trajectories"], found
+    assert found["metrics"] < 1e-3 and found["weights"] < 1e-3, found
+    assert found["rounding"] < 1e-4, found
+
+
 def test_two_processes_give_the_run_of_one_process_with_two_devices(
     two_processes: Path, out_dir: Path
 ) -> None:
     done = launch(out_dir, "one-process", "mesh.data=2", devices=2)
     assert done.returncode == 0, done.stderr[-3000:]
-    found = apart(two_processes, out_dir / "one-process")
-    assert found["steps"] and found["trajectories"], found
-    assert found["metrics"] < 1e-3 and found["weights"] < 1e-3, found
+    assert_same_run(two_processes, out_dir / "one-process")
 
 
 def test_two_processes_write_every_line_once(two_processes: Path) -> None:
@@ -54,6 +66,4 @@ def test_eight_devices_give_the_run_of_one(out_dir: Path) -> None:
     assert eight.returncode == 0, eight.stderr[-3000:]
     one = launch(out_dir, "one")
     assert one.returncode == 0, one.stderr[-3000:]
-    found = apart(out_dir / "eight", out_dir / "one")
-    assert found["steps"] and found["trajectories"], found
-    assert found["metrics"] < 1e-3 and found["weights"] < 1e-3, found
+    assert_same_run(out_dir / "eight", out_dir / "one")
