@@ -154,6 +154,12 @@ def differences(run: Path, whole: Path) -> list[str]:
     return sorted(name for name in a.keys() | b.keys() if a.get(name) != b.get(name))
 
 
+def updates(run: Path) -> tuple[int, int]:
+    """ERPO steps that changed the weights, and all of them."""
+    steps = [row for row in map(json.loads, rows(run / "metrics.jsonl")) if row["phase"] == "erpo"]
+    return sum(not row["update_skipped"] for row in steps), len(steps)
+
+
 def where(run: Path) -> str:
     """What the killed run had got to, in words."""
     path = run / "phases.json"
@@ -225,10 +231,14 @@ def main() -> None:
         (out_dir / "again.seconds").write_text(str(spent))
     seconds = float((out_dir / "again.seconds").read_text())
     events = int((out_dir / "again.events").read_text())
+    made, steps = updates(whole)
+    if made == 0:
+        sys.exit(f"none of the {steps} ERPO steps had a signal: equal runs would show nothing about updates")
     differing = differences(out_dir / "again", whole)
     verdict = f"DIFFERS: {', '.join(differing)}" if differing else "bit-equal"
     print(
-        f"uninterrupted, a second time: {seconds:.1f} CPU seconds, {events} file events; {verdict}",
+        f"uninterrupted, a second time: {seconds:.1f} CPU seconds, {events} file events, "
+        f"{made} of {steps} ERPO steps updated; {verdict}",
         flush=True,
     )
     unequal = 0
