@@ -166,7 +166,8 @@ def where(run: Path) -> str:
     phases = [r["name"] for r in json.loads(path.read_text()) if not r["done"]] if path.is_file() else []
     log = run / "metrics.jsonl"
     lines = log.read_bytes().count(b"\n") if log.is_file() else 0
-    saved = [p.relative_to(run / "checkpoints").as_posix() for p in sorted(run.glob("checkpoints/*/step_*"))]
+    by_phase = [sorted(run.glob(f"checkpoints/{phase}/step_*")) for phase in ("sft", "erpo")]
+    saved = [p.relative_to(run / "checkpoints").as_posix() for steps in by_phase for p in steps]
     half = [p.name for p in sorted(run.glob("checkpoints/*/.*"))]
     words = f"in {phases[-1] if phases else 'no phase'}, {lines} lines of metrics, newest {saved[-1:] or '-'}"
     return words + (f", unfinished {half}" if half else "")
@@ -181,9 +182,9 @@ def points(kills: int, seed: int, events: int) -> list[Point]:
 
 
 def cpu_seconds(pid: int) -> float:
-    """CPU time of a live process so far: a busy machine does not move the points."""
+    """CPU time of a live process and its ended children so far: a busy machine does not move the points."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
 
 
 def trial(point: Point, config: Path, out_dir: Path, name: str, seconds: float, cache: str) -> str:
