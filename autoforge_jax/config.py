@@ -63,6 +63,8 @@ class SynthesisConfig(Section):
     heldout_tasks_per_bundle: int = Field(default=20, ge=1)
     """Of `tasks_per_bundle`, how many go to the held-out split."""
     max_difficulty: int = Field(default=4, ge=1, le=5)
+    max_demands: int = Field(default=0, ge=0)
+    """Separate wishes of the user in one task at most; 0: as many as its level merges (docs/synthesis.md)."""
     seed: int = 0
     workers: int = Field(default=2, ge=1)
 

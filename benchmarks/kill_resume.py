@@ -154,13 +154,20 @@ def differences(run: Path, whole: Path) -> list[str]:
     return sorted(name for name in a.keys() | b.keys() if a.get(name) != b.get(name))
 
 
+def updates(run: Path) -> tuple[int, int]:
+    """ERPO steps that changed the weights, and all of them."""
+    steps = [row for row in map(json.loads, rows(run / "metrics.jsonl")) if row["phase"] == "erpo"]
+    return sum(not row["update_skipped"] for row in steps), len(steps)
+
+
 def where(run: Path) -> str:
     """What the killed run had got to, in words."""
     path = run / "phases.json"
     phases = [r["name"] for r in json.loads(path.read_text()) if not r["done"]] if path.is_file() else []
     log = run / "metrics.jsonl"
     lines = log.read_bytes().count(b"\n") if log.is_file() else 0
-    saved = [p.relative_to(run / "checkpoints").as_posix() for p in sorted(run.glob("checkpoints/*/step_*"))]
+    by_phase = [sorted(run.glob(f"checkpoints/{phase}/step_*")) for phase in ("sft", "erpo")]
+    saved = [p.relative_to(run / "checkpoints").as_posix() for steps in by_phase for p in steps]
     half = [p.name for p in sorted(run.glob("checkpoints/*/.*"))]
     words = f"in {phases[-1] if phases else 'no phase'}, {lines} lines of metrics, newest {saved[-1:] or '-'}"
     return words + (f", unfinished {half}" if half else "")
@@ -175,9 +182,9 @@ def points(kills: int, seed: int, events: int) -> list[Point]:
 
 
 def cpu_seconds(pid: int) -> float:
-    """CPU time of a live process so far: a busy machine does not move the points."""
+    """CPU time of a live process and its ended children so far: a busy machine does not move the points."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
 
 
 def trial(point: Point, config: Path, out_dir: Path, name: str, seconds: float, cache: str) -> str:
@@ -225,10 +232,14 @@ def main() -> None:
         (out_dir / "again.seconds").write_text(str(spent))
     seconds = float((out_dir / "again.seconds").read_text())
     events = int((out_dir / "again.events").read_text())
+    made, steps = updates(whole)
+    if made == 0:
+        sys.exit(f"none of the {steps} ERPO steps had a signal: equal runs would show nothing about updates")
     differing = differences(out_dir / "again", whole)
     verdict = f"DIFFERS: {', '.join(differing)}" if differing else "bit-equal"
     print(
-        f"uninterrupted, a second time: {seconds:.1f} CPU seconds, {events} file events; {verdict}",
+        f"uninterrupted, a second time: {seconds:.1f} CPU seconds, {events} file events, "
+        f"{made} of {steps} ERPO steps updated; {verdict}",
         flush=True,
     )
     unequal = 0

@@ -21,6 +21,7 @@ from autoforge_jax.errors import TrainingError
 from autoforge_jax.report.build import write_report
 from autoforge_jax.train.crew import Crew
 from autoforge_jax.train.interrupt import StopFlag, stop_on_signals
+from autoforge_jax.train.lock import run_lock
 from autoforge_jax.train.metrics import MetricsLog, Reporter
 from autoforge_jax.train.phase_references import References, load_renderer, make_tokenizer, play_references
 from autoforge_jax.train.phase_synthesis import Environments, synthesize_all
@@ -270,6 +271,7 @@ def execute(
         stack.enter_context(stop_on_signals(stop))
         if command == "eval":
             return _evaluate_newest(config, reporter, stop, config_name, crew)
+        crew.of_first("run lock", lambda: stack.enter_context(run_lock(config)))
         run = RunDir.open(config, fresh=fresh, crew=crew)
         if command == "train" and run.done("warm start") is None:
             raise TrainingError(

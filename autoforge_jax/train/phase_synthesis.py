@@ -113,6 +113,7 @@ def _request(source: Source, config: SynthesisConfig) -> dict[str, Any]:
         "heldout": heldout,
         "seed": config.seed,
         "max_difficulty": config.max_difficulty,
+        "max_demands": config.max_demands,
         "version": metadata.version("autoforge-jax"),
     }
 
@@ -137,6 +138,7 @@ def _synthesize(
         heldout=request["heldout"],
         seed=request["seed"],
         max_difficulty=request["max_difficulty"],
+        max_demands=request["max_demands"],
         progress=progress,
     )
     write_bundle(bundle, target)

@@ -40,6 +40,9 @@ McpOption = Annotated[
 DifficultyOption = Annotated[
     str, typer.Option(metavar="LEVELS", help="Levels wanted: 3, 2-4 or 1,5. All where left out.")
 ]
+DemandsOption = Annotated[
+    int, typer.Option(min=0, help="Wishes of the user in one task at most; 0: as the level says.")
+]
 AnswerOption = Annotated[
     float,
     typer.Option(min=0, max=1, help="Share of tasks that ask a question (all, where DOC changes nothing)."),
@@ -84,6 +87,7 @@ def synth_command(
     seed: Annotated[int, typer.Option(help="Same document, numbers and seed: same bytes.")] = 0,
     max_difficulty: Annotated[int, typer.Option(min=1, max=5, help="Hardest level of task.")] = 5,
     difficulty: DifficultyOption = "",
+    max_demands: DemandsOption = 0,
     name: Annotated[str | None, typer.Option(help="Name of the bundle; from DOC when left out.")] = None,
     confirm_writes: Annotated[
         list[str] | None,
@@ -154,6 +158,7 @@ def synth_command(
         "seed": seed,
         "max_difficulty": max_difficulty,
         "levels": _levels(difficulty),
+        "max_demands": max_demands,
         "confirm_writes": confirm_writes or (),
         "user_tools": user_tool or (),
         "answer_share": answer_share,
@@ -216,6 +221,7 @@ def batch_command(
     tasks: Annotated[int, typer.Option(min=1, help="Certified tasks of each bundle.")] = 80,
     heldout: Annotated[int, typer.Option(min=0, help="How many of them are held out.")] = 20,
     difficulty: DifficultyOption = "",
+    max_demands: DemandsOption = 0,
     answer_share: AnswerOption = 0.0,
     forbidden_share: ForbiddenOption = 0.0,
     workers: WorkersOption = 1,
@@ -239,6 +245,7 @@ def batch_command(
         "heldout": heldout,
         "seed": 0,
         "levels": _levels(difficulty),
+        "max_demands": max_demands,
         "answer_share": answer_share,
         "forbidden_share": forbidden_share,
     }

@@ -35,6 +35,7 @@ class BatchJob(BaseModel):
     seed: int
     levels: tuple[int, ...] = ()
     """Difficulty levels; all where none are named."""
+    max_demands: int = 0
     answer_share: float = 0.0
     forbidden_share: float = 0.0
 
@@ -87,6 +88,7 @@ def jobs_for(documents: Sequence[Path], folder: Path, seeds: Sequence[int], want
                     heldout=wanted["heldout"],
                     seed=seed,
                     levels=levels_of(wanted),
+                    max_demands=wanted.get("max_demands", 0),
                     answer_share=wanted.get("answer_share", 0.0),
                     forbidden_share=wanted.get("forbidden_share", 0.0),
                 )
@@ -124,6 +126,7 @@ def run_job(job: BatchJob) -> BatchRow:
             heldout=job.heldout,
             seed=job.seed,
             levels=job.levels,
+            max_demands=job.max_demands,
             answer_share=job.answer_share,
             forbidden_share=job.forbidden_share,
         )

@@ -31,8 +31,10 @@ class ChangePlan:
 class ChangePlanner:
     """Plans of tasks that change the state (`envgen.synthesis.rounds.Planner`)."""
 
-    def __init__(self, catalog: Catalog, seed: int, levels: int | tuple[int, ...]) -> None:
-        self.shapes = ShapePlanner(catalog, seed, levels)
+    def __init__(
+        self, catalog: Catalog, seed: int, levels: int | tuple[int, ...], max_demands: int = 0
+    ) -> None:
+        self.shapes = ShapePlanner(catalog, seed, levels, max_demands)
 
     def draw(self, attempt: int) -> Candidate | None:
         """See `envgen.synthesis.rounds.Planner.draw`."""

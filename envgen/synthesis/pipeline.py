@@ -24,6 +24,7 @@ from envgen.synthesis.workspace import Workspace, key_of, remember, workspace_fo
 from envgen.tooldocs.read import read_tool_doc
 from envgen.types import EnvironmentDraft, ToolDoc
 
+MOST_DEMANDS: Literal["max_demands"] = "max_demands"
 SHARES: tuple[Literal["answer_share"], Literal["forbidden_share"]] = ("answer_share", "forbidden_share")
 
 
@@ -37,6 +38,9 @@ class Wanted(TypedDict, total=False):
     levels: Sequence[int]
     """The difficulty levels wanted (`envgen.synthesis.difficulty`); all up to ``max_difficulty`` where none
     are named."""
+    max_demands: int
+    """Demands (separate wishes of the user) in one task at most; 0 or left out: as many as its level merges
+    (`envgen.synthesis.difficulty`). Levels 4 and 5 need several."""
     confirm_writes: Sequence[str]
     """Tools that write, by name or verb, before which the agent has to ask for a go-ahead."""
     user_tools: Sequence[str]
@@ -119,7 +123,7 @@ def make_order(
         seed=wanted["seed"],
         levels=levels_of(wanted),
         constraints=rules,
-        plan=shares.said(),
+        plan={**shares.said(), **({MOST_DEMANDS: wanted[MOST_DEMANDS]} if wanted.get(MOST_DEMANDS) else {})},
         provenance={**(provenance or {}), **proven.account},
         origins=origins(doc, draft, proven.proofs),
     )
@@ -135,8 +139,9 @@ def planner_for(order: Order) -> Callable[[Workbench], Planner]:
     """What makes the planner of an order."""
 
     def make(bench: Workbench) -> Planner:
-        changes = ChangePlanner(bench.catalog, order.seed, order.levels)
-        return Shares(**order.plan).planner(bench.catalog, order.seed, changes)
+        plan = dict(order.plan)
+        changes = ChangePlanner(bench.catalog, order.seed, order.levels, plan.pop(MOST_DEMANDS, 0))
+        return Shares(**plan).planner(bench.catalog, order.seed, changes)
 
     return make
 
@@ -179,6 +184,10 @@ def check_numbers(wanted: Wanted) -> None:
     hardest = wanted.get("max_difficulty", HARDEST)
     if not 1 <= hardest <= HARDEST:
         raise ValueError(f"got max_difficulty={hardest}; expected 1 to {HARDEST}")
+    if wanted.get(MOST_DEMANDS, 0) < 0:
+        raise ValueError(
+            f"got max_demands={wanted.get(MOST_DEMANDS)}; expected at least 1, or 0 for no limit"
+        )
     shares = [wanted.get(name, 0.0) for name in SHARES]
     if any(not 0 <= share <= 1 for share in shares) or sum(shares) > 1:
         raise ValueError(f"got {' and '.join(SHARES)} {shares}; expected each 0 to 1, together at most 1")

@@ -12,7 +12,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from envgen.synthesis.catalog import Catalog
 from envgen.synthesis.choices import Footprint, static_footprint
@@ -25,7 +25,7 @@ from envgen.synthesis.coverage import (
     full_sequence,
     write_sequence,
 )
-from envgen.synthesis.difficulty import HARDEST, Level, difficulty, level_of
+from envgen.synthesis.difficulty import HARDEST, LEVELS, Level, difficulty, level_of
 from envgen.synthesis.graph import build_graph
 from envgen.synthesis.sequences import ShapeSampler
 from envgen.synthesis.shapes import DemandShape
@@ -76,14 +76,20 @@ class _Seen:
 
 
 class ShapePlanner:
-    """Draws plans for the tasks of one bundle. ``levels``: the difficulty levels wanted."""
+    """Draws plans for the tasks of one bundle. ``levels``: the difficulty levels wanted; ``max_demands``: the
+    most demands that a plan merges, whatever its level allows (0: no limit)."""
 
-    def __init__(self, catalog: Catalog, seed: int, levels: int | tuple[int, ...] = HARDEST) -> None:
+    def __init__(
+        self, catalog: Catalog, seed: int, levels: int | tuple[int, ...] = HARDEST, max_demands: int = 0
+    ) -> None:
         self.catalog = catalog
         self.rng = random.Random(f"shapes/{seed}")
         self.sampler = ShapeSampler(catalog, self.rng)
         numbers = tuple(range(1, levels + 1)) if isinstance(levels, int) else levels
-        self.levels = tuple(level_of(number) for number in numbers)
+        most = max_demands or max(level.demands for level in LEVELS)
+        self.levels = tuple(
+            replace(level, demands=min(level.demands, most)) for level in map(level_of, numbers)
+        )
         self.progress = {level.number: _Progress() for level in self.levels}
         self.seen = _Seen()
         self.tried: Counter[tuple[str, ...]] = Counter()

@@ -6,6 +6,7 @@ import sys
 from collections import Counter
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -115,6 +116,19 @@ def test_max_difficulty_bounds_every_task() -> None:
     made = make_bundle(DOC, mock_draft(), tasks=10, heldout=0, seed=4, max_difficulty=1)
     assert {t.difficulty for t in made.tasks} == {1}
     assert made.splits["heldout"] == ()
+
+
+def test_max_demands_bounds_every_task(examples_dir: Path) -> None:
+    def patterns(**wanted: Any) -> list[str]:
+        made = synthesize(examples_dir / CHECKLIST, tasks=30, heldout=0, seed=0, max_difficulty=2, **wanted)
+        assert made.manifest.get("max_demands") == wanted.get("max_demands")
+        assert all(certificate.certified for certificate in made.certificates)
+        return [task.pattern for task in made.tasks]
+
+    assert not any("&" in pattern for pattern in patterns(max_demands=1))
+    assert any("&" in pattern for pattern in patterns())
+    with pytest.raises(ValueError, match="max_demands"):
+        synthesize(examples_dir / CHECKLIST, tasks=5, heldout=1, seed=0, max_demands=-1)
 
 
 def test_bad_numbers_are_refused(examples_dir: Path) -> None:
