@@ -7,8 +7,9 @@
 *Engine*: `JaxEngine`, either with the policy that a finished run exported, on that run's training tasks (what
 a rollout of ERPO costs), or with a freshly drawn model (the shape of --config) on tasks synthesised here. An
 untrained policy never ends a turn: each of its episodes is one turn of `rollout.max_turn_tokens`, which
-measures decoding, not episodes. The first run of a size compiles and is not counted; "late compiles" are
-programs that a counted run still had to compile.
+measures decoding, not episodes. Every run is played twice, the second time is counted: the first compiles
+("late" compiles, which a counted run still had to do, should be 0). CPU seconds are of all threads: on a
+machine that is shared they say more than the clock.
 
 *Harness*: an engine that costs nothing (the reference's ids, already made) at 1,024 episodes: rendering,
 ledger, environment, grading and the pool. Microseconds of this process per turn.
@@ -165,8 +166,8 @@ def measure_engine(subject: Subject, sizes: Sequence[int], runs: int) -> None:
         f"{limits.max_trajectory_tokens} tokens, {limits.max_turn_tokens} a turn"
     )
     print(
-        "episodes | tokens/s | episodes/s | tokens an episode | turns an episode | ms a token of one episode "
-        "| compiles (late), s | rows decoded that gave a token"
+        "episodes | tokens/s | tokens a CPU second | episodes/s | tokens an episode | turns an episode "
+        "| ms a token of one episode | compiles (late), s | rows decoded that gave a token"
     )
     for size in sizes:
         engine = JaxEngine(
@@ -174,17 +175,19 @@ def measure_engine(subject: Subject, sizes: Sequence[int], runs: int) -> None:
             pad_id=renderer.tokenizer.pad_id, prefix_tokens=longest,
         )  # fmt: skip
         engine.load(subject.params, 0)
-        rows: list[Timed] = []
-        # The uncounted run takes the tasks of the first counted one: as many turns, as long.
-        for run in (0, *range(runs)):
-            jobs = jobs_of(items, size, step=1000 * run)
-            rows.append(timed(lambda jobs=jobs, engine=engine: play(engine, jobs, renderer, limits)))
-            early = engine.stats() if len(rows) == 1 else early
-        later, stats = rows[1:], engine.stats()
+        todo = [jobs_of(items, size, step=1000 * run) for run in range(runs)]
+        for jobs in todo:  # what it compiles is not counted: sampling repeats exactly, so do the shapes
+            play(engine, jobs, renderer, limits)
+        early = engine.stats()
+        later = [
+            timed(lambda jobs=jobs, engine=engine: play(engine, jobs, renderer, limits)) for jobs in todo
+        ]
+        stats = engine.stats()
         tokens, turns = sum(r.tokens for r in later), sum(r.turns for r in later)
         wall = sum(r.wall_s for r in later)
         print(
             f"{size} | {spread([r.tokens / r.wall_s for r in later], 0)} | "
+            f"{spread([r.tokens / r.cpu_s for r in later], 0)} | "
             f"{spread([size / r.wall_s for r in later], 2)} | {tokens / size / runs:.0f} | "
             f"{turns / size / runs:.1f} | {1000 * wall * size / tokens:.1f} | "
             f"{early['compiles']:.0f} ({stats['compiles'] - early['compiles']:.0f}), "
