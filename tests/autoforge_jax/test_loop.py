@@ -111,6 +111,7 @@ def test_every_step_has_its_line_with_a_time_split(finished: tuple[RunDir, str])
     warm = [row for row in rows if row["phase"] == "warm start"]
     assert [row["step"] for row in warm] == list(range(1, len(warm) + 1))
     assert warm[-1]["loss"] < warm[0]["loss"] / 4
+    assert all(row["speed"]["useful_tokens_per_s"] > 0 for row in warm)
     for row in erpo:
         assert {"rollout", "sync", "train"} <= row["seconds"].keys()
         speed = row["speed"]
@@ -120,6 +121,8 @@ def test_every_step_has_its_line_with_a_time_split(finished: tuple[RunDir, str])
         assert "mfu" not in speed, "the config names no accelerator"
         assert speed["xla_compiles"] > 0 and speed["compile_seconds"] > 0
         assert {"reward", "mixed_share", "grad_norm", "compiles", "engine_compiles"} <= row.keys()
+        assert row["rollout/ledger_mismatches"] == 0
+        assert (row["rollout/ledger_checked_tokens"] > row["tokens"]) == bool(row["tokens"])
     assert any(row["update_skipped"] == 0 and row["grad_norm"] > 0 for row in erpo), "no step had a gradient"
     assert all(row["logprob_gap_mean"] < 1e-3 for row in erpo if row["tokens"]), "engine and learner disagree"
 
