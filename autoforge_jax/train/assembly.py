@@ -223,6 +223,12 @@ class Assembly:
             self.last_sync = self.crew.of_first("weights", lambda: self._hand_over(whole, version))
         return self.last_sync
 
+    def make_room(self) -> None:
+        """Rollouts are over for now: servers on the learner's chip give its memory back until the next
+        `sync`."""
+        if self._disk_sync is not None and self.crew.first:
+            self._disk_sync.rest()
+
     def agree_on_batches(self, batches: Sequence[Batch]) -> None:
         """TrainingError that names the process whose batches are not those of the others."""
         if self.crew.count > 1:

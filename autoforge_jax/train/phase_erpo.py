@@ -177,6 +177,8 @@ def train_erpo(
                     collected = overlap.take(version)
             if record is not None:
                 record.update(collected.groups)
+            if overlap is None:
+                assembly.make_room()
             return Rollouts(collected.groups, None if overlap is None else version)
 
         def on_step(
