@@ -86,6 +86,8 @@ class Turn:
     """Of the weights that sampled the action: one engine call, one version."""
     context: int = 0
     """Which of `Trajectory.contexts` the span lies in."""
+    seen: str = ""
+    """`rollout.ledger.turn_hash` of what the engine was sent and gave back; empty where none was asked."""
 
 
 @dataclass(frozen=True)
@@ -193,6 +195,17 @@ class TrajectoryGroup:
 
 
 @dataclass(frozen=True)
+class SeenTurn:
+    """One sampled turn as the engine had it: it read `token_ids[:start]` of its context and sampled what
+    stands up to `end`."""
+
+    start: int
+    end: int
+    hash: str
+    """`Turn.seen`."""
+
+
+@dataclass(frozen=True)
 class TrainingSample:
     """What the learner gets of one trajectory. All sequences have equal length L; position t's values speak
     of token t."""
@@ -215,6 +228,8 @@ class TrainingSample:
     weight: float = 1.0
     versions: tuple[int, ...] = ()
     """Policy version of every sampled token, -1 elsewhere; empty in supervised samples."""
+    seen: tuple[SeenTurn, ...] = ()
+    """Its sampled turns, to compare packed rows with (data.ledger_check); empty in supervised samples."""
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,14 @@
 
     python benchmarks/rollouts.py                 # everything, about 5 minutes on one quiet core
     python benchmarks/rollouts.py --runs 3 --episodes 1 8 --harness-episodes 256
+    python benchmarks/rollouts.py --run runs/quickstart      # the policy and the tasks of a finished run
 
-*Engine*: `JaxEngine` with a freshly drawn model (default: the shape of configs/train/cpu_study.toml) on the
-tasks of a bundle that is synthesised here from examples/tooldocs. An untrained policy babbles, so episodes
-end with their token or turn budget: tokens per second are those of any policy of that shape, episodes per
-second those of episodes of the length printed beside them. The first run of a size compiles and is not
-counted.
+*Engine*: `JaxEngine`, either with the policy that a finished run exported, on that run's training tasks (what
+a rollout of ERPO costs), or with a freshly drawn model (the shape of --config) on tasks synthesised here. An
+untrained policy never ends a turn: each of its episodes is one turn of `rollout.max_turn_tokens`, which
+measures decoding, not episodes. Every run is played twice, the second time is counted: the first compiles
+("late" compiles, which a counted run still had to do, should be 0). CPU seconds are of all threads: on a
+machine that is shared they say more than the clock.
 
 *Harness*: an engine that costs nothing (the reference's ids, already made) at 1,024 episodes: rendering,
 ledger, environment, grading and the pool. Microseconds of this process per turn.
@@ -25,22 +27,24 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import jax
-from flax import nnx
 
-from autoforge_jax.config import load_config
+from autoforge_jax.config import Config, load_config
 from autoforge_jax.model.config import Qwen3Config
-from autoforge_jax.model.qwen3 import Qwen3
+from autoforge_jax.model.load_hf import load_hf, read_hf_config
 from autoforge_jax.rollout.engine_jax import JaxEngine
 from autoforge_jax.rollout.episode import reference_policy, reference_texts
+from autoforge_jax.rollout.formats.choose import FORMATS
 from autoforge_jax.rollout.jobs import EpisodeJob, EpisodeLimits, TaskItem
 from autoforge_jax.rollout.policy import Policy
 from autoforge_jax.rollout.pool import run_episodes
 from autoforge_jax.rollout.render import Renderer
-from autoforge_jax.rollout.tokenizer import train_tokenizer
+from autoforge_jax.rollout.tokenizer import PolicyTokenizer, train_tokenizer
+from autoforge_jax.train.assembly import abstract_graph, create_params
 from autoforge_jax.types import SampleOutput, SampleRequest, SamplingParams, Trajectory
-from envgen.interface import synthesize
+from envgen.interface import load_bundle, synthesize
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENT = "examples/tooldocs/docker_simplechecklist_tools.json"
@@ -95,10 +99,42 @@ def _lines(path: str) -> list[str]:
     return file.read_text(encoding="utf-8").splitlines() if file.exists() else []
 
 
-def make_items(document: str, tasks: int) -> list[TaskItem]:
-    """The tasks of a bundle made from a document of the examples."""
-    bundle = synthesize(ROOT / document, tasks=tasks, heldout=1, seed=0)
-    return [(bundle, task) for task in bundle.tasks]
+@dataclass(frozen=True)
+class Subject:
+    """What is measured: settings, tasks, renderer and a policy."""
+
+    title: str
+    settings: Config
+    items: list[TaskItem]
+    renderer: Renderer
+    model: Qwen3Config
+    params: Any
+
+    @classmethod
+    def fresh(cls, config: Path, document: str, tasks: int) -> Subject:
+        """An untrained policy, and the tasks of a bundle made from a document of the examples."""
+        settings = load_config(config)
+        bundle = synthesize(ROOT / document, tasks=tasks, heldout=1, seed=0)
+        items = [(bundle, task) for task in bundle.tasks]
+        texts = list(reference_texts(items, settings.render))
+        renderer = Renderer(train_tokenizer(texts, 1024), settings.render)
+        model = Qwen3Config.from_model_config(settings.model, renderer.tokenizer.vocab_size)
+        _, params = create_params(model, 0, None)
+        return cls(f"an untrained policy on {document}", settings, items, renderer, model, params)
+
+    @classmethod
+    def of_run(cls, folder: Path) -> Subject:
+        """The policy that a run exported, on its training tasks (environments take turns)."""
+        settings = load_config(folder / "config.toml")
+        names = [Path(name).stem for name in settings.synthesis.documents]
+        bundles = [load_bundle(folder / "bundles" / name) for name in names]
+        queues = [[(bundle, task) for task in bundle.split("train")] for bundle in bundles]
+        items = [queue[n] for n in range(min(map(len, queues))) for queue in queues]
+        tokenizer = PolicyTokenizer.load(folder / "tokenizer", FORMATS[settings.render.format].roles)
+        model = read_hf_config(folder / "export")
+        params = load_hf(folder / "export", model)
+        title = f"the policy of {folder.name} on its {len(names)} environments"
+        return cls(title, settings, items, Renderer(tokenizer, settings.render), model, params)
 
 
 def jobs_of(items: Sequence[TaskItem], count: int, step: int, size: int = 8) -> list[EpisodeJob]:
@@ -119,41 +155,45 @@ def play(
     return run_episodes(policy, jobs, renderer, sampling=params, limits=limits, slots=len(jobs))
 
 
-def measure_engine(
-    items: Sequence[TaskItem], renderer: Renderer, config: Path, sizes: Sequence[int], runs: int
-) -> None:
-    """Tokens and episodes per second at each size."""
-    settings = load_config(config)
-    limits = EpisodeLimits.of(settings.rollout)
-    model = Qwen3Config.from_model_config(settings.model, renderer.tokenizer.vocab_size)
-    graphdef, params = nnx.split(Qwen3(model, rngs=nnx.Rngs(0)), nnx.Param)
-    engine = JaxEngine(
-        graphdef, model, slots=max(sizes), max_length=limits.max_trajectory_tokens,
-        pad_id=renderer.tokenizer.pad_id,
-    )  # fmt: skip
-    engine.load(params, 0)
-    print(f"engine: {model.num_parameters:,} parameters, contexts of at most {limits.max_trajectory_tokens}")
-    print("episodes | tokens/s | episodes/s | tokens an episode | turns an episode | compiles")
+def measure_engine(subject: Subject, sizes: Sequence[int], runs: int) -> None:
+    """Tokens and episodes per second at each size; an engine has as many slots as there are episodes."""
+    limits = EpisodeLimits.of(subject.settings.rollout)
+    model, renderer, items = subject.model, subject.renderer, subject.items
+    longest = max(len(renderer.prefix(bundle)) for bundle, _ in items)
+    graphdef = abstract_graph(model)
+    print(
+        f"engine: {subject.title}, {model.num_parameters:,} parameters, contexts of at most "
+        f"{limits.max_trajectory_tokens} tokens, {limits.max_turn_tokens} a turn"
+    )
+    print(
+        "episodes | tokens/s | tokens a CPU second | episodes/s | tokens an episode | turns an episode "
+        "| ms a token of one episode | compiles (late), s | rows decoded that gave a token"
+    )
     for size in sizes:
-        before = engine.stats()["compiles"]
-        rows: list[Timed] = []
-        for run in range(runs + 1):
-            jobs = jobs_of(items, size, step=1000 * run)
-            rows.append(timed(lambda jobs=jobs: play(engine, jobs, renderer, limits)))
-        later = rows[1:]
+        engine = JaxEngine(
+            graphdef, model, slots=size, max_length=limits.max_trajectory_tokens,
+            pad_id=renderer.tokenizer.pad_id, prefix_tokens=longest,
+        )  # fmt: skip
+        engine.load(subject.params, 0)
+        todo = [jobs_of(items, size, step=1000 * run) for run in range(runs)]
+        for jobs in todo:  # what it compiles is not counted: sampling repeats exactly, so do the shapes
+            play(engine, jobs, renderer, limits)
+        early = engine.stats()
+        later = [
+            timed(lambda jobs=jobs, engine=engine: play(engine, jobs, renderer, limits)) for jobs in todo
+        ]
+        stats = engine.stats()
+        tokens, turns = sum(r.tokens for r in later), sum(r.turns for r in later)
+        wall = sum(r.wall_s for r in later)
         print(
             f"{size} | {spread([r.tokens / r.wall_s for r in later], 0)} | "
-            f"{spread([size / r.wall_s for r in later], 2)} | "
-            f"{statistics.mean(r.tokens / size for r in later):.0f} | "
-            f"{statistics.mean(r.turns / size for r in later):.1f} | "
-            f"{engine.stats()['compiles'] - before:.0f}",
+            f"{spread([r.tokens / r.cpu_s for r in later], 0)} | "
+            f"{spread([size / r.wall_s for r in later], 2)} | {tokens / size / runs:.0f} | "
+            f"{turns / size / runs:.1f} | {1000 * wall * size / tokens:.1f} | "
+            f"{early['compiles']:.0f} ({stats['compiles'] - early['compiles']:.0f}), "
+            f"{stats['compile_seconds']:.0f} | {stats['decode_useful']:.0%}",
             flush=True,
         )
-    stats = engine.stats()
-    print(
-        f"compiled programs: {stats['compiles']:.0f}, {stats['compile_seconds']:.1f} s; "
-        f"rows decoded that gave a token: {stats['decode_useful']:.0%}"
-    )
 
 
 def measure_harness(items: Sequence[TaskItem], renderer: Renderer, count: int, runs: int) -> None:
@@ -212,22 +252,23 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--episodes", type=int, nargs="*", default=[1, 8, 32, 128])
-    parser.add_argument("--harness-episodes", type=int, default=1024)
+    parser.add_argument("--harness-episodes", type=int, default=1024, help="0: not measured")
     parser.add_argument("--runs", type=int, default=3, help="counted runs of each size")
+    parser.add_argument("--run", type=Path, help="folder of a finished run: its policy, on its tasks")
     parser.add_argument("--document", default=DOCUMENT, help="tool document, relative to the repository")
     parser.add_argument("--tasks", type=int, default=60)
     parser.add_argument("--config", type=Path, default=ROOT / "configs" / "train" / "cpu_study.toml")
     options = parser.parse_args()
     print(machine())
-    items = make_items(options.document, options.tasks)
-    render = load_config(options.config).render
-    texts = list(reference_texts(items, render))
-    renderer = Renderer(train_tokenizer(texts, 1024), render)
-    print(f"{options.document}: {len(items)} tasks, {options.runs} runs each, median (least–most)")
+    if options.run is None:
+        subject = Subject.fresh(options.config, options.document, options.tasks)
+    else:
+        subject = Subject.of_run(options.run)
+    print(f"{len(subject.items)} tasks, {options.runs} runs each, median (least–most)")
     if options.harness_episodes:
-        measure_harness(items, renderer, options.harness_episodes, options.runs)
+        measure_harness(subject.items, subject.renderer, options.harness_episodes, options.runs)
     if options.episodes:
-        measure_engine(items, renderer, options.config, options.episodes, options.runs)
+        measure_engine(subject, options.episodes, options.runs)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from dataclasses import replace
 from autoforge_jax.data.advantages import AdvantageResult
 from autoforge_jax.errors import LedgerError
 from autoforge_jax.rollout.ledger import check_trajectory
-from autoforge_jax.types import PolicyContext, TrainingSample, Trajectory, TrajectoryGroup
+from autoforge_jax.types import PolicyContext, SeenTurn, TrainingSample, Trajectory, TrajectoryGroup
 
 LOGPROB_SLACK = 1e-3
 """nats a log-prob may lie above 0: float rounding of a probability of 1, not more."""
@@ -119,8 +119,13 @@ def _samples(
             # each token of a sequence mean weighs 1 / the tokens of its trajectory
             weight=weight * (count / sum(sampled)) if share else weight,
             versions=tuple(own),
+            seen=tuple(
+                SeenTurn(turn.action_start, turn.action_end, turn.seen)
+                for turn in trajectory.turns
+                if turn.context == index
+            ),
         )
-        for context, count, own in zip(contexts, sampled, versions, strict=True)
+        for index, (context, count, own) in enumerate(zip(contexts, sampled, versions, strict=True))
         if count
     ]
 

@@ -111,7 +111,7 @@ class JaxEngine:
 
     @property
     def version(self) -> int:
-        """Version of the loaded weights; -1 before any."""
+        """Version of the loaded weights; -1 where there are none."""
         return self._version
 
     @property
@@ -136,12 +136,22 @@ class JaxEngine:
         weights = weights_of(nnx.state(model, nnx.Param))
         self._weights = hand_over(self._layout, weights)
         self._version = version
+        self._forget()
+        if self._store is None:
+            self._store = self._new_store()
+
+    def unload(self) -> None:
+        """Let go of weights and caches, that is of all memory but compiled programs; sessions are forgotten.
+        The next `sample` needs a `load` first."""
+        self._forget()
+        self._weights = self._store = None
+        self._version = -1
+
+    def _forget(self) -> None:
         self._sessions.clear()
         self._prefixes.clear()
         self._free_rows = list(range(self.slots - 1, -1, -1))
         self._free_prefix_rows = list(range(self._scratch - 1, self.slots - 1, -1))
-        if self._store is None:
-            self._store = self._new_store()
 
     def release(self, session_id: str) -> None:
         """Forget a session; its slot is free for another. Unknown ids are fine: a weight load forgets them

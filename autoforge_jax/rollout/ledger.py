@@ -8,7 +8,9 @@ Everything that does not add up is a LedgerError, never a zero.
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Sequence
+from hashlib import blake2b
 
 from autoforge_jax.errors import LedgerError
 from autoforge_jax.types import PolicyContext, SampleOutput, SamplingParams, Trajectory, Turn
@@ -97,6 +99,16 @@ def check_output(output: SampleOutput, params: SamplingParams) -> None:
             f"stop is {output.stop!r} but the last id {ids[-1]} is {'a' if ended else 'no'} stop token "
             f"(these are: {stops})"
         )
+
+
+def turn_hash(context: Sequence[int], sampled: Sequence[int], logprobs: Sequence[float]) -> str:
+    """64-bit hash of one turn of an engine: the ids it was sent, the ids it gave back, and their log-probs in
+    float32 (what a training batch holds). `data.ledger_check` computes it again from packed rows.
+    """
+    digest = blake2b(array("i", context), digest_size=8)
+    digest.update(array("i", sampled))
+    digest.update(array("f", logprobs))
+    return digest.hexdigest()
 
 
 class SessionContexts:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from autoforge_jax.errors import ConfigError, LedgerError
 from autoforge_jax.rollout.conditions import Conditions
 from autoforge_jax.rollout.jobs import EpisodeJob, EpisodeLimits
-from autoforge_jax.rollout.ledger import TokenLedger, check_trajectory
+from autoforge_jax.rollout.ledger import TokenLedger, check_trajectory, turn_hash
 from autoforge_jax.rollout.render import Renderer
 from autoforge_jax.rollout.turn_contexts import rewritten_context, user_spoke
 from autoforge_jax.types import (
@@ -145,6 +145,7 @@ class LiveEpisode:
                 output.stop,
                 policy_version=output.policy_version,
                 context=len(self._earlier),
+                seen=turn_hash(request.token_ids, output.token_ids, output.logprobs),
             )
         )
         if output.stop == "length":

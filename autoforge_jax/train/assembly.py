@@ -35,7 +35,7 @@ from autoforge_jax.train.checkpoint import CheckpointMeta, CheckpointStore
 from autoforge_jax.train.crew import Crew
 from autoforge_jax.train.disk_sync import DiskSync
 from autoforge_jax.train.forward import Adapted, Forward, adapted_forward
-from autoforge_jax.train.instruments import StepTrace, compile_clock, device_memory_gb
+from autoforge_jax.train.instruments import StepTrace, compile_clock, device_memory_gb, host_memory_gb
 from autoforge_jax.train.optimizer import make_optimizer
 from autoforge_jax.train.phase_synthesis import Environments
 from autoforge_jax.train.rundir import RunDir
@@ -47,6 +47,8 @@ from autoforge_jax.train.weight_sync import SyncReport, leaf_checksums, sync_wei
 
 FROZEN = "frozen_checksum"
 """Key in a checkpoint's `extra`: which model its adapters belong to."""
+MOST_PREFIXES = 16
+"""Environments whose prompts the embedded engine keeps computed at a time, when a run has so many."""
 MIN_COMPILE_S = 0.5
 """Programs that compile faster are not worth a file in the compile cache."""
 
@@ -75,10 +77,15 @@ def create_params(
     return graphdef, draw()
 
 
+def abstract_model(config: Qwen3Config) -> tuple[nnx.GraphDef[Qwen3], Params]:
+    """(graphdef, shapes) of a model; nothing is drawn."""
+    graphdef, shapes = nnx.split(nnx.eval_shape(lambda: Qwen3(config, rngs=nnx.Rngs(0))), nnx.Param)
+    return graphdef, shapes
+
+
 def abstract_graph(config: Qwen3Config) -> nnx.GraphDef[Qwen3]:
     """The graphdef of a model whose parameters come from elsewhere; nothing is drawn."""
-    graphdef, _ = nnx.split(nnx.eval_shape(lambda: Qwen3(config, rngs=nnx.Rngs(0))), nnx.Param)
-    return graphdef
+    return abstract_model(config)[0]
 
 
 class Assembly:
@@ -97,24 +104,9 @@ class Assembly:
         """`rollout.episode.run_episodes`, by all processes together."""
         self._stores: dict[str, CheckpointStore] = {}
         self._bundle_hashes = environments.hashes
-        self.model_config, self._loaded = self._model()
+        self.model_config = self._model()
         self.layout = make_layout(config.mesh, self.model_config, config.batch.rows_per_microbatch)
-        retrieval = config.model.init == "retrieval" and self._loaded is None
-        # The retrieval start is worked out on the host from the whole draw: such models are small.
-        if self._loaded is None:
-            self.graphdef, self._fresh = create_params(
-                self.model_config, config.run.seed, None if retrieval else self.layout
-            )
-        else:
-            self.graphdef, self._fresh = abstract_graph(self.model_config), self._loaded
-        if retrieval:
-            tokenizer = renderer.tokenizer
-            pieces = [tokenizer.decode([index]) for index in range(tokenizer.vocab_size)]
-            drawn = nnx.to_pure_dict(self._fresh)
-            started = retrieval_weights(drawn, self.model_config, pieces, config.run.seed)
-            nnx.replace_by_pure_dict(self._fresh, started)
-        if self.layout is not None and (retrieval or self._loaded is not None):
-            self._fresh = self.layout.place(self._fresh, self.layout.of_state(self._fresh))
+        self.graphdef, self._shapes = abstract_model(self.model_config)
         self.frozen: Params | None = None
         """With `[lora]`: the model, in the compute type; what is trained, saved and handed around as "params"
         are then its adapters."""
@@ -138,6 +130,7 @@ class Assembly:
                 max_length=config.rollout.max_trajectory_tokens,
                 pad_id=renderer.tokenizer.pad_id,
                 layout=engine_layout(self.layout),
+                prefixes=min(MOST_PREFIXES, max(1, len(environments.all))),
                 prefix_tokens=max((len(renderer.prefix(b)) for b in environments.all), default=0),
             )
             self.engine = engine
@@ -147,22 +140,20 @@ class Assembly:
             config.erpo.optimizer, config.erpo.steps * config.erpo.minibatches
         )
 
-    def _model(self) -> tuple[Qwen3Config, Params | None]:
-        """The model's shape, and its parameters when `model.init_from` names a folder."""
+    def _model(self) -> Qwen3Config:
+        """The model's shape: of `[model]`, or of the folder that `model.init_from` names."""
         vocabulary = self.renderer.tokenizer.vocab_size
         folder = self.config.model.init_from
         if not folder:
-            return self._with_kernel(Qwen3Config.from_model_config(self.config.model, vocabulary)), None
-        from autoforge_jax.model.load_hf import load_hf, stored_shape
+            return self._with_kernel(Qwen3Config.from_model_config(self.config.model, vocabulary))
+        from autoforge_jax.model.load_hf import stored_shape
 
         shape = stored_shape(Path(folder), self.config.model)
         if shape.vocab_size < vocabulary:
             raise TrainingError(
                 f"{folder}: {shape.vocab_size} embeddings for a tokenizer with {vocabulary} ids"
             )
-        shape = self._with_kernel(shape)
-        layout = make_layout(self.config.mesh, shape, self.config.batch.rows_per_microbatch)
-        return shape, load_hf(Path(folder), shape, layout)
+        return self._with_kernel(shape)
 
     def _with_kernel(self, shape: Qwen3Config) -> Qwen3Config:
         kernel = choose_kernel(
@@ -176,21 +167,40 @@ class Assembly:
         return replace(shape, attention=kernel)
 
     # ------------------------------------------------------------------------------------------ parameters
+    def _begin(self) -> Params:
+        """The model before any training, read from `model.init_from` or drawn with `run.seed`."""
+        config = self.config
+        if config.model.init_from:
+            from autoforge_jax.model.load_hf import load_hf
+
+            return load_hf(Path(config.model.init_from), self.model_config, self.layout)
+        # The retrieval start is worked out on the host from the whole draw: such models are small.
+        retrieval = config.model.init == "retrieval"
+        _, params = create_params(self.model_config, config.run.seed, None if retrieval else self.layout)
+        if not retrieval:
+            return params
+        tokenizer = self.renderer.tokenizer
+        pieces = [tokenizer.decode([index]) for index in range(tokenizer.vocab_size)]
+        started = retrieval_weights(nnx.to_pure_dict(params), self.model_config, pieces, config.run.seed)
+        nnx.replace_by_pure_dict(params, started)
+        return params if self.layout is None else self.layout.place(params, self.layout.of_state(params))
+
+    def _draw_adapters(self) -> Params:
+        return init_adapters(self.model_config, self.config.lora, self.config.run.seed)
+
     def _freeze(self) -> None:
-        """The model becomes `frozen`, fresh adapters become the parameters."""
-        lora, seed = self.config.lora, self.config.run.seed
-        frozen = jax.jit(lambda params: frozen_copy(params, self.model_config))(self._fresh)
-
-        def draw() -> Params:
-            return init_adapters(self.model_config, lora, seed)
-
-        places = None if self.layout is None else self.layout.of_state(jax.eval_shape(draw))
-        self.frozen, self._fresh = frozen, jax.jit(draw, out_shardings=places)()
-        self.forward = adapted_forward(self.model_config, lora.scale)
+        """The model becomes `frozen`; what is trained are adapters."""
+        self.frozen = jax.jit(lambda params: frozen_copy(params, self.model_config))(self._begin())
+        self._shapes = jax.eval_shape(self._draw_adapters)
+        self.forward = adapted_forward(self.model_config, self.config.lora.scale)
 
     def initial_params(self) -> Params:
-        """The parameters before any training: from `model.init_from`, or drawn with `run.seed`."""
-        return self._fresh
+        """The parameters before any training, made anew at every call: read from `model.init_from`, or drawn
+        with `run.seed`. Nothing here keeps them, since most of a run has no use for them."""
+        if self.frozen is None:
+            return self._begin()
+        places = None if self.layout is None else self.layout.of_state(self._shapes)
+        return jax.jit(self._draw_adapters, out_shardings=places)()
 
     def whole(self, params: Params) -> Params:
         """The model of these parameters: themselves, or the frozen model with the adapters merged in."""
@@ -223,9 +233,17 @@ class Assembly:
             self.last_sync = self.crew.of_first("weights", lambda: self._hand_over(whole, version))
         return self.last_sync
 
-    def make_room(self) -> None:
-        """Rollouts are over for now: servers on the learner's chip give its memory back until the next
-        `sync`."""
+    def rest(self) -> None:
+        """After rollouts whose weights will be handed over anew before the next ones: the engine gives back the
+        memory that the learner's update needs. The embedded one lets go of its copy of the weights and of its
+        caches, servers on the learner's chip of all they hold (`rollout.sglang.share_device`).
+
+        Nothing when rollouts go on beside learning.
+        """
+        if self.config.erpo.max_staleness:
+            return
+        if isinstance(self.engine, JaxEngine):
+            self.engine.unload()
         if self._disk_sync is not None and self.crew.first:
             self._disk_sync.rest()
 
@@ -241,9 +259,11 @@ class Assembly:
         return Meter(model, peak, 0 if self.frozen is None else self.parameters)
 
     def machine_metrics(self) -> dict[str, float]:
-        """Compilation so far in this process, and memory where the device tells."""
+        """Compilation so far in this process, its peak memory on the host, the device's where it tells."""
         memory = device_memory_gb()
-        known = {} if memory is None else {"device_memory_gb": memory}
+        known = {"host_memory_gb": host_memory_gb()}
+        if memory is not None:
+            known["device_memory_gb"] = memory
         return known | {"xla_compiles": self._clock.count, "compile_seconds": self._clock.seconds}
 
     def trace(self, phase: str) -> StepTrace:
@@ -263,7 +283,7 @@ class Assembly:
     @property
     def parameters(self) -> int:
         """Number of trained numbers."""
-        return sum(leaf.size for leaf in jax.tree.leaves(self._fresh))
+        return sum(leaf.size for leaf in jax.tree.leaves(self._shapes))
 
     # ------------------------------------------------------------------------------------------ checkpoints
     def store(self, phase: str) -> CheckpointStore:
@@ -325,7 +345,7 @@ class Assembly:
     def _shape_of_state(self, phase: str) -> Any:
         """What `fresh_state` would be, as shapes and shardings: a restore fills no second state."""
         optimizer = self.sft_optimizer if phase == "sft" else self.erpo_optimizer
-        shapes = jax.eval_shape(lambda: init_state(self.initial_params(), optimizer))
+        shapes = jax.eval_shape(lambda params: init_state(params, optimizer), self._shapes)
         if self.layout is None:
             places = jax.tree.map(lambda _: SingleDeviceSharding(jax.devices()[0]), shapes)
         else:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from autoforge_jax.config import BatchConfig, ERPOConfig
 from autoforge_jax.data.advantages import AdvantageResult, compute_advantages
 from autoforge_jax.data.batch import Batch, pack
+from autoforge_jax.data.ledger_check import check_batches
 from autoforge_jax.data.running_std import RunningStd
 from autoforge_jax.data.samples import samples_from_groups
 from autoforge_jax.errors import TrainingError
@@ -128,11 +129,16 @@ class ERPOLearner:
                 name = f"reward_std_running/{account.environment}"
                 metrics[name] = self.running.std(account.environment_id)
         parts: list[list[Batch]] = []
+        checks: list[dict[str, float]] = []
         for part in split_minibatches(samples, config.minibatches):
             batches = pack(part, self.batch, self.pad_id, version=version)
+            check = check_batches(part, batches)
+            check.raise_if_broken()
+            checks.append(check.metrics())
             metrics["packed_tokens"] = metrics.get("packed_tokens", 0.0) + sum(b.used_tokens for b in batches)
             metrics["padded_tokens"] = metrics.get("padded_tokens", 0.0) + sum(b.tokens.size for b in batches)
             parts.append(batches)
+        metrics |= {name: sum(one[name] for one in checks) for name in checks[0]}
         padded = metrics.pop("padded_tokens")
         metrics["packing"] = metrics["packed_tokens"] / padded if padded else 0.0
         # All of it before the first update: the old policy is that of the whole step.

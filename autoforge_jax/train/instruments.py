@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import resource
+import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -37,6 +39,12 @@ def device_memory_gb() -> float | None:
     stats = [device.memory_stats() for device in jax.local_devices()]
     peaks = [s["peak_bytes_in_use"] for s in stats if s and "peak_bytes_in_use" in s]
     return max(peaks) / 1e9 if peaks else None
+
+
+def host_memory_gb() -> float:
+    """Most memory that this process has had on the host so far. On CPU that is all there is."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak * (1 if sys.platform == "darwin" else 1024) / 1e9
 
 
 class StepTrace:

@@ -89,12 +89,22 @@ class Loop:
         """(parameters, steps) at the end of `sft` or `erpo`, from its newest checkpoint."""
         restored = self.assembly.restore(phase)
         if restored is None:
-            raise TrainingError(
-                f"{self.run.checkpoints(phase)} holds no checkpoint although the phase is done; "
-                "start over with --fresh"
-            )
+            raise self._no_checkpoint(phase)
         state, meta = restored
         return state.params, meta.step
+
+    def steps_done(self, phase: str) -> int:
+        """Steps of the newest checkpoint of `sft` or `erpo`; no array is read."""
+        newest = self.crew.of_first("newest checkpoint", self.assembly.store(phase).latest)
+        if newest is None:
+            raise self._no_checkpoint(phase)
+        return newest.meta.step
+
+    def _no_checkpoint(self, phase: str) -> TrainingError:
+        return TrainingError(
+            f"{self.run.checkpoints(phase)} holds no checkpoint although the phase is done; "
+            "start over with --fresh"
+        )
 
     # ------------------------------------------------------------------------------------------ phases
     def go(self, name: str, body: Callable[[], str], *, always: bool = False) -> None:
@@ -186,7 +196,7 @@ class Loop:
     def _erpo(self) -> str:
         from autoforge_jax.train.phase_erpo import train_erpo
 
-        params, warm_steps = self.trained("sft")
+        warm_steps = self.steps_done("sft")
 
         def evaluate_step(done: int, params: Params) -> None:
             self._evaluate(f"step-{done:06d}", params, done, warm_steps + done, self.run.keys["erpo"])
@@ -194,7 +204,7 @@ class Loop:
         ended = train_erpo(
             self.assembly,
             self.references.items,
-            params,
+            lambda: self.trained("sft")[0],
             warm_steps,
             self.log,
             self.reporter,
@@ -205,9 +215,10 @@ class Loop:
 
     def _final(self) -> tuple[Params, int, int]:
         """(parameters, ERPO steps, policy version) at the end of the run."""
-        warm, warm_steps = self.trained("sft")
         if self.run.config.erpo.steps == 0:
-            return warm, 0, warm_steps
+            params, warm_steps = self.trained("sft")
+            return params, 0, warm_steps
+        warm_steps = self.steps_done("sft")
         params, steps = self.trained("erpo")
         return params, steps, warm_steps + steps
 
@@ -310,7 +321,7 @@ def _evaluate_with(loop: Loop) -> RunDir:
     newest = loop.crew.of_first("newest checkpoint", loop.assembly.store("erpo").latest)
     phase = "erpo" if newest else "sft"
     params, steps = loop.trained(phase)
-    warm_steps = loop.trained("sft")[1] if phase == "erpo" else 0
+    warm_steps = loop.steps_done("sft") if phase == "erpo" else 0
     start = time.perf_counter()
     result = evaluate_stage(
         loop.assembly,

@@ -27,7 +27,7 @@ from autoforge_jax.train.erpo import ERPOLearner, Rollouts, run_erpo
 from autoforge_jax.train.interrupt import StopFlag
 from autoforge_jax.train.metrics import Bar, MetricsLog, Reporter, TimeSplit, rewind_jsonl
 from autoforge_jax.train.records import append_rows, sample_groups, trajectory_row
-from autoforge_jax.train.state import Params, TrainState, copy_tree
+from autoforge_jax.train.state import Params, TrainState
 from autoforge_jax.train.step import (
     LogprobPass,
     OldLogprobs,
@@ -62,7 +62,7 @@ class ERPOPhase:
 def train_erpo(
     assembly: Assembly,
     items: Sequence[TaskItem],
-    warm_params: Params,
+    warm_params: Callable[[], Params],
     warm_steps: int,
     log: MetricsLog,
     reporter: Reporter,
@@ -70,7 +70,9 @@ def train_erpo(
     evaluate_step: EvaluateStep,
 ) -> ERPOPhase:
     """All ERPO steps from the warm start's parameters; resumes at the newest checkpoint. Raises Interrupted
-    after saving."""
+    after saving.
+
+    warm_params: reads them. They are kept only where a KL to them needs them."""
     config, seed = assembly.config, assembly.config.run.seed
     objective = PolicyObjective.from_config(config.erpo, config.rollout.temperature)
     train_step = make_train_step(
@@ -85,7 +87,7 @@ def train_erpo(
     if objective.needs_reference:
         reference = ReferenceLogprobs(
             assembly.forward,
-            assembly.for_forward(copy_tree(warm_params)),
+            assembly.for_forward(warm_params()),
             config.rollout.temperature,
             layout=assembly.layout,
         )
@@ -106,7 +108,7 @@ def train_erpo(
 
     restored = assembly.restore("erpo")
     state, start = (
-        (restored[0], restored[1].step) if restored else (assembly.fresh_state("erpo", warm_params), 0)
+        (restored[0], restored[1].step) if restored else (assembly.fresh_state("erpo", warm_params()), 0)
     )
     cursor = restored[1].cursor if restored else {}
     record = running = None
@@ -164,6 +166,7 @@ def train_erpo(
                         run=assembly.run_episodes,
                         on_done=_progress(bar, step),
                     )
+                assembly.rest()
             else:
                 with times.measure("sync"):
                     if step == start:
@@ -177,8 +180,6 @@ def train_erpo(
                     collected = overlap.take(version)
             if record is not None:
                 record.update(collected.groups)
-            if overlap is None:
-                assembly.make_room()
             return Rollouts(collected.groups, None if overlap is None else version)
 
         def on_step(

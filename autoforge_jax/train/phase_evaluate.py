@@ -75,8 +75,7 @@ def evaluate_stage(
                     write_json(path, tree | {"report": report_tree(report)})
                 stop.raise_if_requested(f"evaluation {stage}: finished sets are kept")
             words.append(f"{name} {mode} {report.success:.1%}")
-    if loaded:
-        assembly.make_room()
+    assembly.rest()
     return ", ".join(words)
 
 

@@ -131,7 +131,7 @@ def warm_start(
                 conditions=assembly.conditions,
                 run=assembly.run_episodes,
             )
-            assembly.make_room()
+            assembly.rest()
         return report.success
 
     with reporter.bar(PHASE, config.sft.steps) as bar:

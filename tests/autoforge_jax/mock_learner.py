@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 
 import jax
@@ -20,6 +21,7 @@ from autoforge_jax.config import BatchConfig, OptimizerConfig
 from autoforge_jax.data.batch import Batch
 from autoforge_jax.model.config import Qwen3Config
 from autoforge_jax.model.qwen3 import Qwen3
+from autoforge_jax.rollout.ledger import turn_hash
 from autoforge_jax.train.optimizer import make_optimizer
 from autoforge_jax.train.state import TrainState, init_state
 from autoforge_jax.train.step import (
@@ -65,7 +67,17 @@ def trajectory(
         "stop_reason": StopReason.USER_DONE,
         "policy_version": 0,
     }
-    return Trajectory(**(fields | changes))  # type: ignore[arg-type]
+    return as_sampled(Trajectory(**(fields | changes)))  # type: ignore[arg-type]
+
+
+def as_sampled(trajectory: Trajectory) -> Trajectory:
+    """The trajectory with the record that the pool makes of its turns, as if an engine had said all that."""
+    turns: list[Turn] = []
+    for turn in trajectory.turns:
+        context, span = trajectory.contexts[turn.context], slice(turn.action_start, turn.action_end)
+        read, said = context.token_ids[: turn.action_start], context.token_ids[span]
+        turns.append(replace(turn, seen=turn_hash(read, said, context.rollout_logprobs[span])))
+    return replace(trajectory, turns=tuple(turns))
 
 
 def group(rewards: Sequence[float], *, task: str = "t0", environment: str = "e0") -> TrajectoryGroup:

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import jax
+import numpy as np
 import pytest
 
 from autoforge_jax.config import parse_config
@@ -18,8 +20,9 @@ from tests.autoforge_jax.scripted_sglang import ScriptedServer
 MODEL = {"num_layers": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "head_dim": 8}
 
 
-def assembly(root: Path, **rollout: object) -> Assembly:
-    config = parse_config({"run": {"compile_cache": ""}, "model": MODEL, "rollout": {"slots": 2, **rollout}})
+def assembly(root: Path, erpo: dict[str, object] | None = None, **rollout: object) -> Assembly:
+    sections = {"model": MODEL, "rollout": {"slots": 2, **rollout}, "erpo": erpo or {}}
+    config = parse_config({"run": {"compile_cache": ""}, **sections})
     run = RunDir(root, config)
     tokenizer().save(run.tokenizer)
     return Assembly(run, renderer(), Environments((), (), {}))
@@ -31,6 +34,47 @@ def test_the_embedded_engine_is_the_default_and_is_handed_weights(tmp_path: Path
     report = made.sync(made.initial_params(), 7)
     assert made.last_sync is report and made.engine.version == 7
     assert (report.leaves, report.bytes) == (len(leaves(made.initial_params())), 0)
+    made.close()
+
+
+def _copies(made: Assembly) -> int:
+    """Arrays alive that have the shape of the embedding: parameters, their moments, gradients, copies."""
+    shape = (made.model_config.vocab_size, made.model_config.hidden_size)
+    return sum(array.shape == shape for array in jax.live_arrays())
+
+
+def test_what_is_kept_of_the_weights_is_what_the_phase_needs(tmp_path: Path) -> None:
+    made = assembly(tmp_path)
+    assert made.parameters == sum(leaf.size for leaf in jax.tree.leaves(made.initial_params()))
+    assert _copies(made) == 0  # the beginning is not kept, it can be had again
+    state = made.fresh_state("sft")
+    assert _copies(made) == 3  # parameters and Adam's two moments
+    for a, b in zip(leaves(state.params), leaves(made.initial_params()), strict=True):
+        np.testing.assert_array_equal(a, b)
+    made.sync(state.params, 1)
+    assert _copies(made) == 4
+    made.rest()
+    assert _copies(made) == 3 and made.engine.version == -1
+    made.sync(state.params, 1)
+    assert made.engine.version == 1
+    made.close()
+
+
+def test_rollouts_beside_learning_keep_their_weights(tmp_path: Path) -> None:
+    made = assembly(tmp_path, erpo={"max_staleness": 1})
+    made.sync(made.initial_params(), 3)
+    made.rest()
+    assert made.engine.version == 3
+    made.close()
+
+
+def test_the_engine_keeps_a_row_per_environment_not_sixteen(tmp_path: Path) -> None:
+    made = assembly(tmp_path)
+    before = {id(array) for array in jax.live_arrays()}
+    made.sync(made.initial_params(), 0)
+    stores = [a for a in jax.live_arrays() if id(a) not in before and a.ndim == 5]
+    # slots, one prefix, one row for padding
+    assert len(stores) == 2 and {array.shape[1] for array in stores} == {2 + 1 + 1}
     made.close()
 
 

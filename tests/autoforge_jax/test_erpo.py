@@ -14,6 +14,7 @@ from autoforge_jax.train.step import PolicyObjective, ReferenceLogprobs
 from autoforge_jax.types import TrajectoryGroup
 from tests.autoforge_jax.mock_learner import (
     ROWS,
+    as_sampled,
     fresh_state,
     group,
     leaves,
@@ -32,14 +33,8 @@ def sampled(groups: list[TrajectoryGroup], temperature: float = 1.0) -> list[Tra
         members = []
         for t in item.trajectories:
             logprobs = table_logprobs(table_params(), t.token_ids, temperature)
-            members.append(
-                replace(
-                    t,
-                    rollout_logprobs=tuple(
-                        float(x) if m else math.nan for x, m in zip(logprobs, t.action_mask, strict=True)
-                    ),
-                )
-            )
+            known = tuple(float(x) if m else math.nan for x, m in zip(logprobs, t.action_mask, strict=True))
+            members.append(as_sampled(replace(t, rollout_logprobs=known)))
         out.append(replace(item, trajectories=tuple(members)))
     return out
 
@@ -69,6 +64,7 @@ def test_dynamic_sampling_leaves_unmixed_groups_out_of_loss_and_std() -> None:
     # Advantages of each group sum to 0, so at ratio 1 the loss of equally long trajectories is 0.
     assert numbers["loss"] == pytest.approx(0, abs=1e-6)
     assert 0 < numbers["packing"] <= 1
+    assert (numbers["rollout/ledger_checked_tokens"], numbers["rollout/ledger_mismatches"]) == (6 * 11, 0)
     kept = learner(dynamic_sampling=False)
     _, numbers = kept.update(fresh_state(), sampled(GROUPS))
     assert (numbers["groups_used"], numbers["samples"]) == (3, 8)
@@ -86,6 +82,16 @@ def test_update_raises_the_probability_of_rewarded_actions() -> None:
         before = np.nansum(table_logprobs(table_params(), trajectory.token_ids)[7:])
         after = np.nansum(table_logprobs(state.params, trajectory.token_ids)[7:])
         assert sign * (after - before) > 0
+
+
+def test_one_id_that_the_engine_did_not_see_ends_the_step() -> None:
+    groups = sampled([group([1, 0])])
+    first, second = groups[0].trajectories
+    ids = list(second.token_ids)
+    ids[6] = (ids[6] + 1) % 24  # an observation: its log-probs and masks still agree with each other
+    broken = [replace(groups[0], trajectories=(first, replace(second, token_ids=tuple(ids))))]
+    with pytest.raises(LedgerError, match=r"1 of 2 sampled turns .* first turn 0 of sample 1 \(task t0\)"):
+        learner().update(fresh_state(), broken)
 
 
 @pytest.mark.parametrize("rewards", [[1, 1, 1], [0, 0]])

@@ -26,6 +26,7 @@ from autoforge_jax.types import TrainingSample
 from tests.autoforge_jax.mock_learner import (
     OPTIMIZER,
     ROWS,
+    as_sampled,
     fresh_state,
     group,
     leaves,
@@ -247,7 +248,7 @@ def test_a_step_corrects_rejects_and_reports() -> None:
     for index, t in enumerate(real.trajectories):
         known = table_logprobs(OLD, t.token_ids) - (3.0 if index == 2 else 0.0)
         logprobs = [float(x) if m else math.nan for x, m in zip(known, t.action_mask, strict=True)]
-        members.append(replace(t, rollout_logprobs=tuple(logprobs)))
+        members.append(as_sampled(replace(t, rollout_logprobs=tuple(logprobs))))
     state, numbers = learner.update(fresh_state(), [replace(real, trajectories=tuple(members))])
     assert int(state.step) == 2
     assert numbers["sequences_rejected"] == 1 and numbers["tokens"] == 3 * 4
@@ -273,7 +274,8 @@ def test_agreement_is_judged_on_fresh_tokens_only() -> None:
             known = table_logprobs(OLD, t.token_ids) - gap
             logprobs = [float(x) if m else math.nan for x, m in zip(known, t.action_mask, strict=True)]
             turns = tuple(replace(turn, policy_version=version) for turn in t.turns)
-            out.append(replace(t, rollout_logprobs=tuple(logprobs), turns=turns, policy_version=version))
+            changed = replace(t, rollout_logprobs=tuple(logprobs), turns=turns, policy_version=version)
+            out.append(as_sampled(changed))
         return [replace(real, trajectories=tuple(out))]
 
     _, numbers = learner.update(fresh_state(), members((3.0, 0.0), (4, 7)), version=7)

@@ -12,7 +12,7 @@ from autoforge_jax.data.batch import pack
 from autoforge_jax.model.config import Qwen3Config
 from autoforge_jax.model.experts import Experts
 from autoforge_jax.train import instruments
-from autoforge_jax.train.instruments import StepTrace, compile_clock, device_memory_gb
+from autoforge_jax.train.instruments import StepTrace, compile_clock, device_memory_gb, host_memory_gb
 from autoforge_jax.train.throughput import Meter, Work, model_flops, throughput, work_of
 from tests.autoforge_jax.mock_learner import PREFIX, sample
 
@@ -87,6 +87,7 @@ def test_memory_is_the_fullest_devices_or_unknown(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert device_memory_gb() is None  # CPU
+    assert 0.05 < host_memory_gb() < 100
     told = [SimpleNamespace(memory_stats=lambda n=n: {"peak_bytes_in_use": n}) for n in (2e9, 5e9)]
     monkeypatch.setattr(instruments.jax, "local_devices", lambda: told)
     assert device_memory_gb() == 5.0
