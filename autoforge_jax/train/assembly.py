@@ -234,9 +234,9 @@ class Assembly:
         return self.last_sync
 
     def rest(self) -> None:
-        """After rollouts whose weights will be handed over anew before the next ones: the engine gives back the
-        memory that the learner's update needs. The embedded one lets go of its copy of the weights and of its
-        caches, servers on the learner's chip of all they hold (`rollout.sglang.share_device`).
+        """After rollouts whose weights will be handed over anew before the next ones: the engine gives back
+        the memory that the learner's update needs. The embedded one lets go of its copy of the weights and of
+        its caches, servers on the learner's chip of all they hold (`rollout.sglang.share_device`).
 
         Nothing when rollouts go on beside learning.
         """
