@@ -351,9 +351,26 @@ class SGLangConfig(Section):
     verify: Literal["checksums", "version"] = "checksums"
     """After an update: compare the checksum of every tensor with the learner's, or the version alone. CUDA
     servers and sharded ones can only be asked for the version."""
+    memory_fraction: float = Field(default=0.0, ge=0, lt=1)
+    """Share of the learner's chip that a server on it holds while it is awake (its `--mem-fraction-static`),
+    for `autoforge plan`. 0: the servers have chips of their own."""
+    share_device: bool = False
+    """Servers on the learner's chip: they give their memory back (weights, KV cache) while the learner
+    updates, and take it again, with the new weights, before they sample. Needs `--enable-memory-saver` on
+    the servers and rollouts that do not overlap with learning (docs/sglang.md)."""
 
     @model_validator(mode="after")
     def _urls_make_sense(self) -> SGLangConfig:
+        if self.share_device and self.router:
+            raise ValueError(
+                "share_device with a router: it asks sleeping servers for tokens, and they die of it; leave "
+                "one out"
+            )
+        if self.share_device and not self.memory_fraction:
+            raise ValueError(
+                "share_device needs memory_fraction: the servers' --mem-fraction-static, so that `autoforge "
+                "plan` can say what fits"
+            )
         if self.router and (not re.fullmatch(_SERVER_URL, self.router) or self.router in self.urls):
             raise ValueError(
                 f"router is {self.router!r}, expected one like http://host:30000 that is none of urls"
@@ -564,6 +581,12 @@ class Config(Section):
                         f"{name}: top_k {part.top_k} with top_p {part.top_p:g} means another distribution to "
                         "SGLang than to the embedded engine; use one of the two"
                     )
+            if self.rollout.sglang.share_device and self.erpo.max_staleness:
+                raise ValueError(
+                    f"rollout.sglang.share_device lets servers sleep while the learner updates, but with "
+                    f"erpo.max_staleness {self.erpo.max_staleness} they sample meanwhile: set it to 0, or "
+                    "give the servers a chip of their own"
+                )
         tasks, heldout = self.synthesis.tasks_per_bundle, self.synthesis.heldout_tasks_per_bundle
         if self.lora.rank and self.model.experts.count and {"gate", "up", "down"} & set(self.lora.targets):
             raise ValueError(

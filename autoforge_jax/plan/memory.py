@@ -51,7 +51,9 @@ class Part:
     name: str
     bytes: float
     learner: bool = True
-    """Belongs to the learner's step; else to the embedded engine, which shares the chip."""
+    """Belongs to the learner's step; else to the engine or server that shares the chip."""
+    stays: bool = False
+    """Of the learner: there during rollouts too."""
 
 
 def local_model(model: Qwen3Config, mesh: MeshConfig) -> Qwen3Config:
@@ -229,8 +231,8 @@ def learner_parts(config: Config, model: Qwen3Config, plan: BatchPlan) -> list[P
     elif compute != 4 and lora is None:
         gathered = table * compute / 4
     parts = [
-        Part(f"{'adapters' if lora else 'parameters'} (f32 master)", own),
-        Part(f"optimiser ({config.erpo.optimizer.kind})", moments),
+        Part(f"{'adapters' if lora else 'parameters'} (f32 master)", own, stays=True),
+        Part(f"optimiser ({config.erpo.optimizer.kind})", moments, stays=True),
         Part("gradients (running sum)", own),
         Part("gradients (micro-batch)", own),
         Part(f"activations kept ({'remat' if model.remat else 'no remat'})", kept),
@@ -239,19 +241,20 @@ def learner_parts(config: Config, model: Qwen3Config, plan: BatchPlan) -> list[P
     ]
     if lora is not None:
         frozen = bytes_on_one(jax.eval_shape(lambda p: frozen_copy(p, model), whole), layout)
-        parts.insert(0, Part(f"frozen model ({model.dtype})", frozen))
+        parts.insert(0, Part(f"frozen model ({model.dtype})", frozen, stays=True))
     return parts
 
 
-def engine_parts(config: Config, model: Qwen3Config) -> list[Part]:
-    """Memory of the embedded engine on the same chip (nothing when servers roll out): its copy of the
-    weights, and its key/value store.
+def engine_parts(config: Config, model: Qwen3Config, chip_bytes: float) -> list[Part]:
+    """Memory of the embedded engine on the same chip: its copy of the weights, and its key/value store; of
+    servers what they hold of the learner's chip (`rollout.sglang.memory_fraction` of `chip_bytes`).
 
     The store is not split over chips today; the weights lie as the learner's do (in several processes: over
     the chips of one process).
     """
     if config.rollout.engine != "jax":
-        return []
+        share = config.rollout.sglang.memory_fraction
+        return [Part("SGLang server", share * chip_bytes, learner=False)] if share else []
     _, params = abstract_params(model)
     mesh = config.mesh
     if mesh.coordinator:

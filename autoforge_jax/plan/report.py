@@ -51,9 +51,24 @@ class Plan:
     time: StepTime
 
     @property
+    def takes_turns(self) -> bool:
+        """The server gives its memory back while the learner updates."""
+        return self.config.rollout.engine == "sglang" and self.config.rollout.sglang.share_device
+
+    @property
+    def updating(self) -> float:
+        """Bytes on one chip during an update."""
+        return sum(part.bytes for part in self.parts if part.learner or not self.takes_turns)
+
+    @property
+    def rolling_out(self) -> float:
+        """Bytes on one chip during rollouts, once the learner has given back what only updates need."""
+        return sum(part.bytes for part in self.parts if part.stays or not part.learner)
+
+    @property
     def total(self) -> float:
-        """Bytes on one chip."""
-        return sum(part.bytes for part in self.parts)
+        """Bytes on one chip; of two that take turns, at the fuller of the two times."""
+        return max(self.updating, self.rolling_out if self.takes_turns else 0.0)
 
     @property
     def room(self) -> float:
@@ -126,7 +141,7 @@ def make_plan(config: Config, chip: str = "") -> Plan:
     found = chip_named(config.mesh.chip)
     batch = batch_plan(config)
     work = flops(model, batch, adapter_weights(model, config.lora))
-    parts = (*learner_parts(config, model, batch), *engine_parts(config, model))
+    parts = (*learner_parts(config, model, batch), *engine_parts(config, model, found.memory))
     return Plan(
         config, model, shape_from, found, batch, work, parts, step_time(config, model, batch, work, found)
     )
@@ -150,6 +165,7 @@ def plan_text(plan: Plan) -> str:
         "",
         "memory of one chip",
         *(f"  {part.name:<34}{_size(part.bytes):>10}" for part in plan.parts),
+        *_turns(plan),
         f"  {'total':<34}{_size(plan.total):>10}   of {_size(plan.room)} usable "
         f"({USABLE:.0%} of {_size(plan.chip.memory)})",
         "",
@@ -179,6 +195,16 @@ def _variant(plan: Plan) -> list[str]:
         count = adapter_weights(model, lora)
         lines.append(f"adapters    {count:,} trained numbers, rank {lora.rank} on {', '.join(lora.targets)}")
     return lines
+
+
+def _turns(plan: Plan) -> list[str]:
+    """The two times of a chip that learner and server take turns on."""
+    if not plan.takes_turns:
+        return []
+    return [
+        f"  {'during an update (server asleep)':<34}{_size(plan.updating):>10}",
+        f"  {'during rollouts (server awake)':<34}{_size(plan.rolling_out):>10}",
+    ]
 
 
 def _verdict(plan: Plan) -> str:

@@ -54,16 +54,18 @@ class SGLangEngine:
         max_length: int,
         start_server: Callable[[str], None] | None = None,
         start_folder: Path | None = None,
+        asleep_file: Path | None = None,
     ) -> None:
         """max_length: tokens of a context at most, turn included. start_server: called with the url of a
         server that does not answer, as often as it does not; must return at once
         (`sglang_local.LocalServers`). start_folder: the model folder that the
-        error about a missing server says to start it with; without it the published one."""
+        error about a missing server says to start it with; without it the published one. asleep_file: where
+        to remember which servers gave their memory back (`rest`)."""
         if max_length < 2:
             raise PolicyError(f"max_length {max_length} is too small to sample anything")
         self.config, self.model, self.max_length = config, model, max_length
         self._loop = BackgroundLoop("sglang-engine")
-        self._fleet = Fleet(config, model, max_length, start_server, start_folder)
+        self._fleet = Fleet(config, model, max_length, start_server, start_folder, asleep_file)
         self._contexts = SessionContexts()
         self._rid_prefix = uuid.uuid4().hex[:12]
         self._rid_numbers = itertools.count()
@@ -93,6 +95,14 @@ class SGLangEngine:
         reports another version, holds other tensors, or serves another model.
         """
         return self._loop.run(self._fleet.publish(weights))
+
+    def rest(self) -> int:
+        """Make every server give its device's memory back, weights and KV cache, until weights are published
+        or a turn is asked for; how many did. No turn may be under way.
+
+        PolicyError when a server stays busy. Servers that are away are left alone.
+        """
+        return self._loop.run(self._fleet.rest())
 
     def sample(self, requests: Sequence[SampleRequest]) -> list[SampleOutput]:
         """Sample one turn for each request; outputs in the order of the requests.

@@ -16,9 +16,12 @@ _COMPARED = (
 )  # fmt: skip
 
 
-async def admit(server: SGLangServer, info: ModelInfo, model: Qwen3Config, max_length: int) -> None:
+async def admit(
+    server: SGLangServer, info: ModelInfo, model: Qwen3Config, max_length: int, *, sleeps: bool = False
+) -> None:
     """WeightsError when the server serves another model than `model`, or was started with options under which
-    its samples are not what the run would learn from. info: its `/model_info`, just asked."""
+    its samples are not what the run would learn from. info: its `/model_info`, just asked. sleeps: it has to
+    give its device's memory back between rollouts (`rollout.sglang.share_device`)."""
     started = await server.server_info()
     faults: list[str] = []
     # Beyond this SGLang refuses contexts and cuts turns short.
@@ -38,6 +41,11 @@ async def admit(server: SGLangServer, info: ModelInfo, model: Qwen3Config, max_l
         faults.append(
             f"preferred sampling params {info.preferred_sampling_params} would join the run's: start it "
             "without"
+        )
+    if sleeps and started.device != "cpu" and not started.enable_memory_saver:
+        faults.append(
+            "rollout.sglang.share_device wants its memory between rollouts: start it with "
+            "--enable-memory-saver"
         )
     faults += _model_faults(info, model)
     if faults:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -44,6 +46,10 @@ class Node:
     epoch: int = 0
     """Counts how often it was made ready: a failure speaks of the epoch that it happened in."""
     sessions: set[str] = field(default_factory=set)
+    asleep: str = ""
+    """Tag of the weights that it held when it gave its memory back; empty while it is awake."""
+    hollow: bool = False
+    """Awake again, but its weights are noise until they are loaded, whatever version it says it has."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +74,10 @@ class Fleet:
         max_length: int,
         start_server: Callable[[str], None] | None,
         start_folder: Path | None,
+        asleep_file: Path | None = None,
     ) -> None:
         """Arguments: `SGLangEngine`. Nothing is connected yet."""
+        self._asleep_file = asleep_file
         self.config, self._model, self._max_length = config, model, max_length
         self._start_server, self._start_folder = start_server, start_folder
         self.published: PublishedWeights | None = None
@@ -83,6 +91,10 @@ class Fleet:
         if config.router:
             self._router = self._new_node(config.router, config.requests_per_server * len(config.urls))
         self._nodes = [self._new_node(url, config.requests_per_server) for url in config.urls]
+        if asleep_file is not None and asleep_file.is_file():  # left by a trainer that was killed meanwhile
+            known = json.loads(asleep_file.read_text(encoding="utf-8"))
+            for node in self._nodes:
+                node.asleep = str(known.get(node.server.url, ""))
 
     def _new_node(self, url: str, in_flight: int) -> Node:
         patience = self.config.connect_timeout_s
@@ -196,9 +208,9 @@ class Fleet:
         self.published = weights
         before = self.updates
         # One that broke since is asked once, and otherwise left out until it is back: the others can work.
-        alive = [node for node in self._nodes if node.trusted]
+        alive = [node for node in self._nodes if node.trusted or node.asleep]
         patience = {
-            id(node): self.config.start_timeout_s if first or node.trusted or not alive else 0.0
+            id(node): self.config.start_timeout_s if first or node in alive or not alive else 0.0
             for node in self._nodes
         }
         results = await asyncio.gather(
@@ -215,6 +227,59 @@ class Fleet:
             seconds=time.perf_counter() - began,
         )
 
+    async def rest(self) -> int:
+        """`SGLangEngine.rest`."""
+        return sum(await asyncio.gather(*(self._put_to_sleep(node) for node in self._nodes)))
+
+    async def _put_to_sleep(self, node: Node) -> int:
+        """1 when it gave its memory back; 0 when it had already, or when nothing is known of it: it holds
+        nothing of ours, or is gone."""
+        async with node.lock:
+            if node.asleep or not node.trusted:
+                return 0
+            try:
+                await self._settle(node)
+                node.asleep, node.trusted = node.tag, False
+                self._remember_sleepers()
+                await node.server.release_memory(self.config.update_timeout_s)
+            except (ServerDown, ServerSlow):
+                node.trusted = False  # asked before it is used again
+                return 0
+            return 1
+
+    async def _settle(self, node: Node) -> None:
+        """Requests that were given up may still run for a moment."""
+        give_up = time.monotonic() + self.config.call_timeout_s
+        while True:
+            try:
+                return await node.server.settle()
+            except ServerRefused as error:
+                if time.monotonic() >= give_up:
+                    raise PolicyError(
+                        f"{node.server.url} is still at work {self.config.call_timeout_s:g} s after its last "
+                        f"episode ended, so its memory cannot be shared ({error}); does somebody else use it?"
+                    ) from error
+            await asyncio.sleep(_POLL_S)
+
+    async def _wake(self, node: Node) -> None:
+        """Memory back to a server that gave it away; not to one that was started anew since, which has its
+        own."""
+        if node.asleep:
+            info = await node.server.model_info()
+            if info.weight_version == node.asleep:
+                await node.server.resume_memory(self.config.update_timeout_s)
+                node.hollow = True
+            node.asleep = ""
+            self._remember_sleepers()
+
+    def _remember_sleepers(self) -> None:
+        """A trainer that is killed now has to know when it is started again."""
+        if self._asleep_file is not None:
+            sleepers = {node.server.url: node.asleep for node in self._nodes if node.asleep}
+            partial = self._asleep_file.with_name(f"{self._asleep_file.name}.partial")
+            partial.write_text(json.dumps(sleepers), encoding="utf-8")
+            os.replace(partial, self._asleep_file)
+
     async def _make_ready(self, node: Node, patience_s: float) -> int:
         """Wait until the server answers, check that it serves our model, give it the published weights when
         it has others, and prove that they arrived. The number of tensors compared; 0 when it was ready
@@ -226,13 +291,14 @@ class Fleet:
             died = 0
             while not self._is_ready(node):
                 try:
-                    if not node.trusted:
+                    await self._wake(node)
+                    if not node.trusted and not node.hollow:
                         await node.server.health()  # takes a second or more: it samples a token
                     return await self._update(node, published)
                 except ServerRefused as error:
                     raise WeightsError(f"weights {published.tag} were not taken: {error}") from error
                 except (ServerDown, ServerSlow) as error:
-                    node.trusted = False
+                    node.trusted = node.hollow = False
                     died += isinstance(error, _DiedLoading)
                     if died > 1:
                         raise WeightsError(
@@ -249,15 +315,18 @@ class Fleet:
     async def _update(self, node: Node, published: PublishedWeights) -> int:
         info = await node.server.model_info()
         if not node.trusted or info.weight_version != node.tag:
-            await admit(node.server, info, self._model, self._max_length)
+            sleeps = self.config.share_device
+            await admit(node.server, info, self._model, self._max_length, sleeps=sleeps)
         compared = None
-        if info.weight_version == published.tag:  # left by a publish of the same bytes; is it what it says?
+        if (
+            info.weight_version == published.tag and not node.hollow
+        ):  # left by a publish of the same bytes; is it what it says?
             with contextlib.suppress(WeightsError):
                 compared = await self._compare(node, published)
         if compared is None:
             await self._load(node, published)
             compared = await self._compare(node, published)
-        node.tag, node.trusted = published.tag, True
+        node.tag, node.trusted, node.hollow = published.tag, True, False
         node.epoch += 1
         return compared
 

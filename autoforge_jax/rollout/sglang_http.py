@@ -98,6 +98,7 @@ class ServerInfo(_Reply):
     """Tokens of a context at most, less one."""
     speculative_algorithm: str | None = None
     allow_auto_truncate: bool = False
+    enable_memory_saver: bool = False
 
 
 class _Parallelism(_Reply):
@@ -180,6 +181,21 @@ class SGLangServer:
         reply = await self._parsed(_Updated, "POST", "/update_weights_from_disk", body, timeout_s)
         if not reply.success:
             raise ServerRefused(f"{self.url}/update_weights_from_disk: {reply.message}")
+
+    async def settle(self) -> None:
+        """Stop what still runs and empty the prefix cache. ServerRefused while anything is running."""
+        await self._call("POST", "/abort_request", {"rid": "", "abort_all": True}, self._call_timeout_s)
+        await self._call("POST", "/flush_cache", None, self._call_timeout_s)
+
+    async def release_memory(self, timeout_s: float) -> None:
+        """Give the device's memory back: weights and KV cache are gone. The server must be idle (`settle`):
+        a busy one dies of this, and so does one that samples before `resume_memory`."""
+        await self._call("POST", "/release_memory_occupation", {}, timeout_s)
+
+    async def resume_memory(self, timeout_s: float) -> None:
+        """Take the memory again; weights hold noise until they are loaded. A server that has not released
+        any dies of this."""
+        await self._call("POST", "/resume_memory_occupation", {}, timeout_s)
 
     async def checksums(self, timeout_s: float) -> tuple[RankChecksums, ...]:
         """A checksum for every tensor that the server holds."""

@@ -237,11 +237,18 @@ class Assembly:
         return self.last_sync
 
     def rest(self) -> None:
-        """After rollouts whose weights will be handed over anew before the next ones: the embedded engine
-        lets go of its copy of the weights and of its caches, so that the learner's update has that memory.
-        Nothing when rollouts go on beside learning."""
-        if isinstance(self.engine, JaxEngine) and not self.config.erpo.max_staleness:
+        """After rollouts whose weights will be handed over anew before the next ones: the engine gives back
+        the memory that the learner's update needs. The embedded one lets go of its copy of the weights and of
+        its caches, servers on the learner's chip of all they hold (`rollout.sglang.share_device`).
+
+        Nothing when rollouts go on beside learning.
+        """
+        if self.config.erpo.max_staleness:
+            return
+        if isinstance(self.engine, JaxEngine):
             self.engine.unload()
+        if self._disk_sync is not None and self.crew.first:
+            self._disk_sync.rest()
 
     def agree_on_batches(self, batches: Sequence[Batch]) -> None:
         """TrainingError that names the process whose batches are not those of the others."""

@@ -62,7 +62,9 @@ class DiskSync:
             max_length=run.config.rollout.max_trajectory_tokens,
             start_server=self._servers.start if self._servers else None,
             start_folder=self._initial,
+            asleep_file=self._folder / "asleep.json",
         )
+        self._rests = settings.share_device
 
     def push(self, params: Params, version: int) -> SyncReport:
         """Write `params` as `version`, make every server serve them, delete older folders.
@@ -92,6 +94,11 @@ class DiskSync:
             bytes=written,
             write_seconds=ready - start,
         )
+
+    def rest(self) -> None:
+        """Servers on the learner's chip give its memory back (`rollout.sglang.share_device`)."""
+        if self._rests:
+            self.engine.rest()
 
     def close(self) -> None:
         """Close the connections and stop the servers that were started here."""

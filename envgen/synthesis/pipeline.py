@@ -109,6 +109,7 @@ def make_order(
 ) -> Order:
     """The order that these options are. Raises ValueError for numbers, TaskError for names of tools."""
     check_numbers(wanted)
+    demands = wanted.get(MOST_DEMANDS, 0)
     proven = prove_tools(draft, doc, wanted["seed"])
     draft = proven.draft
     shares = Shares.of(draft, wanted.get("answer_share", 0.0), wanted.get("forbidden_share", 0.0))
@@ -123,7 +124,7 @@ def make_order(
         seed=wanted["seed"],
         levels=levels_of(wanted),
         constraints=rules,
-        plan={**shares.said(), **({MOST_DEMANDS: wanted[MOST_DEMANDS]} if wanted.get(MOST_DEMANDS) else {})},
+        plan={**shares.said(), **({MOST_DEMANDS: demands} if demands else {})},
         provenance={**(provenance or {}), **proven.account},
         origins=origins(doc, draft, proven.proofs),
     )
@@ -184,10 +185,9 @@ def check_numbers(wanted: Wanted) -> None:
     hardest = wanted.get("max_difficulty", HARDEST)
     if not 1 <= hardest <= HARDEST:
         raise ValueError(f"got max_difficulty={hardest}; expected 1 to {HARDEST}")
-    if wanted.get(MOST_DEMANDS, 0) < 0:
-        raise ValueError(
-            f"got max_demands={wanted.get(MOST_DEMANDS)}; expected at least 1, or 0 for no limit"
-        )
+    demands = wanted.get(MOST_DEMANDS, 0)
+    if demands < 0:
+        raise ValueError(f"got max_demands={demands}; expected at least 1, or 0 for no limit")
     shares = [wanted.get(name, 0.0) for name in SHARES]
     if any(not 0 <= share <= 1 for share in shares) or sum(shares) > 1:
         raise ValueError(f"got {' and '.join(SHARES)} {shares}; expected each 0 to 1, together at most 1")

@@ -52,6 +52,9 @@ class ScriptedServer:
         self.calls: list[tuple[str, dict[str, Any]]] = []
         self.hang = threading.Event()
         """Set while `/generate` must not answer; `/abort_request` ends what hangs."""
+        self.asleep = False
+        """It has given its memory back. Like the real one it dies when it is asked for tokens then, or is
+        given memory that it never gave back."""
         self._aborted: set[str] = set()
         self._change = threading.Condition()
         self._alive = True
@@ -94,7 +97,7 @@ class ScriptedServer:
             request_queue_size = 128
 
         self._alive = True
-        self.folder, self.version = self.first_folder, "default"
+        self.folder, self.version, self.asleep = self.first_folder, "default", False
         self._http = Server(("127.0.0.1", self.port), Handler)
         self.port = self._http.server_address[1]
         threading.Thread(target=self._http.serve_forever, args=(0.02,), daemon=True).start()
@@ -109,6 +112,11 @@ class ScriptedServer:
             self._http.server_close()
             self._http = None
 
+    @property
+    def alive(self) -> bool:
+        """It listens."""
+        return self._alive
+
     def of(self, path: str) -> list[dict[str, Any]]:
         """Bodies of the calls of one route."""
         return [body for where, body in self.calls if where == path]
@@ -118,6 +126,18 @@ class ScriptedServer:
         self.calls.append((path, body))
         if path == self.refuses:
             return 0, {}
+        deadly = ("/health", "/generate", "/release_memory_occupation")
+        if path in deadly if self.asleep else path == "/resume_memory_occupation":
+            threading.Thread(target=self.die).start()
+            return 0, {}
+        if path == "/release_memory_occupation":
+            self.asleep, self.folder = True, self.first_folder  # its weights are gone, its version stays
+            return 200, {}
+        if path == "/resume_memory_occupation":
+            self.asleep = False
+            return 200, {}
+        if path == "/flush_cache":
+            return (400 if self.hang.is_set() else 200), {}
         if path in ("/health", "/readiness"):
             return 200, {}
         if path == "/model_info":

@@ -66,11 +66,14 @@ def make(server: ScriptedServer) -> Iterator[Make]:
         model: Qwen3Config = TINY,
         max_length: int = 64,
         start: Callable[[str], None] | None = None,
+        asleep: Path | None = None,
         **changes: Any,
     ) -> SGLangEngine:
         urls = tuple(one.url for one in servers or (server,))
         config = SGLangConfig(**{"urls": urls, "start_timeout_s": 5.0, "connect_timeout_s": 1.0, **changes})
-        made.append(SGLangEngine(config, model, max_length=max_length, start_server=start))
+        made.append(
+            SGLangEngine(config, model, max_length=max_length, start_server=start, asleep_file=asleep)
+        )
         return made[-1]
 
     yield make

@@ -158,6 +158,32 @@ def test_an_update_changes_outputs_and_version_and_leaves_no_stale_cache(
     assert (again.updated, again.compared) == (0, 0), "what is there is not loaded again"
 
 
+def test_a_server_that_gave_its_memory_back_samples_right_again(
+    server: LocalServer, folder: Path, tmp_path: Path
+) -> None:
+    """On the CPU nothing is freed, but the server's protocol and its accounts of what is asleep are the same:
+    it dies of what it is told out of turn."""
+    known = tmp_path / "asleep.json"
+    config = SGLangConfig(urls=(URL,), start_timeout_s=PATIENCE_S, share_device=True, memory_fraction=0.1)
+    first = SGLangEngine(config, MODEL, max_length=LENGTH, asleep_file=known)
+    first.publish(publish_to(folder / "v1", seed=1, version=1))
+    asked = request("before sleep", context(40))
+    expect_agreement(asked, first.sample([asked])[0], seed=1)
+    assert (first.rest(), first.rest()) == (1, 0)
+    report = first.publish(publish_to(folder / "v1", seed=1, version=1))
+    assert (report.updated, report.compared) == (1, LEAVES), "loaded again: the version alone proves nothing"
+    asked = request("after sleep", context(40))
+    expect_agreement(asked, first.sample([asked])[0], seed=1)
+    assert first.rest() == 1
+    first.close()
+    second = SGLangEngine(config, MODEL, max_length=LENGTH, asleep_file=known)  # the trainer was killed
+    second.publish(publish_to(folder / "v2", seed=2, version=2))
+    asked = request("another trainer", context(40))
+    expect_agreement(asked, second.sample([asked])[0], seed=2)
+    second.close()
+    assert server.running
+
+
 def test_weights_that_arrive_changed_are_noticed(engine: SGLangEngine, folder: Path) -> None:
     published = publish_to(folder / "v3", seed=3, version=3)
     assert published.tensors is not None
