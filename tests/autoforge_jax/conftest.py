@@ -1,7 +1,8 @@
-"""Strict JAX for every test of the trainer: no silent dtype or rank promotion. Nearly all of these tests' time is
-XLA compiling small programs, so they are compiled quickly (LLVM does not optimise what runs for a millisecond; the
-program and its arithmetic are the same) and each one once: the workers of a test run and the processes that tests
-start share a cache."""
+"""Strict JAX for every test of the trainer: no silent dtype or rank promotion.
+
+Nearly all time of these tests is XLA compiling small programs. So LLVM does not optimise what then runs for a
+millisecond (`JAX_DISABLE_MOST_OPTIMIZATIONS=0 make test` compiles as a run outside tests does), and workers
+of a test run and the processes that tests start share compiled programs."""
 
 import os
 from pathlib import Path

@@ -118,7 +118,7 @@ def test_every_step_has_its_line_with_a_time_split(finished: tuple[RunDir, str])
         assert "mfu" not in speed, "the config names no accelerator"
         assert speed["xla_compiles"] > 0 and speed["compile_seconds"] > 0
         assert {"reward", "mixed_share", "grad_norm", "compiles", "engine_compiles"} <= row.keys()
-        assert row["update_skipped"] == 0 and row["grad_norm"] > 0, "a step that updates nothing shows nothing"
+        assert row["update_skipped"] == 0 and row["grad_norm"] > 0, "a step without an update"
         assert row["logprob_gap_mean"] < 1e-3, "engine and learner disagree"
 
 
