@@ -45,6 +45,9 @@ from autoforge_jax.train.throughput import Meter
 from autoforge_jax.train.together import batches_digest, shared_episodes
 from autoforge_jax.train.weight_sync import SyncReport, leaf_checksums, sync_weights, total_checksum
 
+WAITED_FOR_BYTES = 2**28
+"""On the CPU backend, states larger than this are written before training goes on: the copy that is being
+written would lie in the same memory as the next update, and both would run on the same cores."""
 FROZEN = "frozen_checksum"
 """Key in a checkpoint's `extra`: which model its adapters belong to."""
 MOST_PREFIXES = 16
@@ -313,6 +316,9 @@ class Assembly:
             extra={} if self.frozen is None else {FROZEN: self._frozen_checksum},
         )
         self.store(phase).start(state, meta)
+        size = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+        if jax.default_backend() == "cpu" and size > WAITED_FOR_BYTES:
+            self.store(phase).wait()
 
     def saved(self) -> None:
         """Wait until every checkpoint that was begun is on disk. CheckpointError when one could not be

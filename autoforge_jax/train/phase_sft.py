@@ -168,7 +168,7 @@ def warm_start(
         trace.reached(start)
         try:
             ended = run_sft(
-                state, train_step, batches, config.sft, start_step=start, on_step=on_step, probe=probe
+                state, train_step, next_batch, config.sft, start_step=start, on_step=on_step, probe=probe
             )
         finally:
             trace.close()

@@ -1,5 +1,6 @@
 """The engine that a config names is the engine that a run gets."""
 
+import gc
 from pathlib import Path
 
 import jax
@@ -10,6 +11,7 @@ from autoforge_jax.config import parse_config
 from autoforge_jax.errors import EngineLostError
 from autoforge_jax.rollout.engine_jax import JaxEngine
 from autoforge_jax.rollout.engine_sglang import SGLangEngine
+from autoforge_jax.train import assembly as module
 from autoforge_jax.train.assembly import Assembly
 from autoforge_jax.train.phase_synthesis import Environments
 from autoforge_jax.train.rundir import RunDir
@@ -39,6 +41,7 @@ def test_the_embedded_engine_is_the_default_and_is_handed_weights(tmp_path: Path
 
 def _copies(made: Assembly) -> int:
     """Arrays alive that have the shape of the embedding: parameters, their moments, gradients, copies."""
+    gc.collect()  # what earlier tests left in cycles
     shape = (made.model_config.vocab_size, made.model_config.hidden_size)
     return sum(array.shape == shape for array in jax.live_arrays())
 
@@ -57,6 +60,16 @@ def test_what_is_kept_of_the_weights_is_what_the_phase_needs(tmp_path: Path) -> 
     assert _copies(made) == 3 and made.engine.version == -1
     made.sync(state.params, 1)
     assert made.engine.version == 1
+    made.close()
+
+
+def test_a_large_state_is_on_disk_before_training_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = assembly(tmp_path)
+    monkeypatch.setattr(module, "WAITED_FOR_BYTES", 0)
+    made.save("sft", made.fresh_state("sft"), 2, 2)
+    assert made.store("sft").steps() == [2]  # read from disk, nothing was waited for here
     made.close()
 
 

@@ -1,6 +1,7 @@
 """Every phase on one small document, once from end to end and once in pieces: both must leave the same run
 behind."""
 
+import gc
 import io
 import json
 import os
@@ -15,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
 
 from autoforge_jax.config import Config, load_config
@@ -60,6 +62,31 @@ class _StopAt(Reporter):
             yield bar
 
 
+class _CountsWeights(Reporter):
+    """Counts the arrays alive that have the shape of the embedding whenever an ERPO step is done."""
+
+    def __init__(self, out: io.StringIO, hidden_size: int) -> None:
+        super().__init__(out)
+        self._hidden_size = hidden_size
+        self.alive: list[int] = []
+
+    @contextmanager
+    def bar(self, name: str, total: int) -> Iterator[Bar]:
+        with super().bar(name, total) as bar:
+            shown = bar.update
+
+            def update(done: int, total: int | None = None, **numbers: Any) -> None:
+                shown(done, total, **numbers)
+                if name == "erpo" and "mixed" in numbers:
+                    gc.collect()
+                    # the vocabulary is nowhere near as small as a layer's width
+                    tables = [a for a in jax.live_arrays() if a.ndim == 2 and a.shape[0] >= 300]
+                    self.alive.append(sum(a.shape[1] == self._hidden_size for a in tables))
+
+            bar.update = update  # type: ignore[method-assign]
+            yield bar
+
+
 @pytest.fixture(scope="module")
 def out_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the runs of this module live."""
@@ -70,7 +97,13 @@ def out_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def finished(out_dir: Path) -> tuple[RunDir, str]:
     """A run through all phases, and what it printed."""
     out = io.StringIO()
-    return execute(_tiny(out_dir, "whole"), reporter=Reporter(out)), out.getvalue()
+    config = _tiny(out_dir, "whole")
+    reporter = _CountsWeights(out, config.model.hidden_size)
+    run = execute(config, reporter=reporter)
+    # Parameters and Adam's two moments: no initial, no warm-start weights, no copy of a resting engine. Every
+    # second step begins a checkpoint, whose copies are being written.
+    assert config.erpo.checkpoint_every == 2 and reporter.alive[::2] == [3, 3]
+    return run, out.getvalue()
 
 
 def _stable(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -111,6 +144,7 @@ def test_every_step_has_its_line_with_a_time_split(finished: tuple[RunDir, str])
     warm = [row for row in rows if row["phase"] == "warm start"]
     assert [row["step"] for row in warm] == list(range(1, len(warm) + 1))
     assert warm[-1]["loss"] < warm[0]["loss"] / 4
+    assert all(row["speed"]["useful_tokens_per_s"] > 0 for row in warm)
     for row in erpo:
         assert {"rollout", "sync", "train"} <= row["seconds"].keys()
         speed = row["speed"]
@@ -120,6 +154,8 @@ def test_every_step_has_its_line_with_a_time_split(finished: tuple[RunDir, str])
         assert {"reward", "mixed_share", "grad_norm", "compiles", "engine_compiles"} <= row.keys()
         assert row["update_skipped"] == 0 and row["grad_norm"] > 0, "a step without an update"
         assert row["logprob_gap_mean"] < 1e-3, "engine and learner disagree"
+        assert row["rollout/ledger_mismatches"] == 0
+        assert row["rollout/ledger_checked_tokens"] > row["tokens"] > 0
 
 
 def test_trajectories_can_be_read_turn_by_turn(finished: tuple[RunDir, str]) -> None:
