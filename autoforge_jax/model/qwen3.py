@@ -314,8 +314,13 @@ def _recomputed(step: Callable[..., Any], config: Qwen3Config) -> Callable[..., 
     """A layer's step under the config's choice of what the backward pass computes again."""
     if not config.remat:
         return step
-    keep = jax.checkpoint_policies.save_only_these_names(PRODUCT)
-    return jax.checkpoint(step, policy=keep if config.remat_saves == "products" else None)
+    policies = jax.checkpoint_policies
+    keep = {
+        "nothing": policies.nothing_saveable,
+        "products": policies.save_only_these_names(PRODUCT),
+        "everything": policies.everything_saveable,
+    }
+    return jax.checkpoint(step, policy=keep[config.remat_saves])
 
 
 def _lean(config: Qwen3Config) -> tuple[Callable[..., Any], Callable[..., Any]]:
