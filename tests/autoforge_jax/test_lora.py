@@ -197,6 +197,7 @@ def test_a_run_saves_adapters_hands_over_the_merged_model_and_knows_its_base(tmp
     for a, b in zip(leaves(made.engine.weights), leaves(made.whole(state.params)), strict=True):  # type: ignore[attr-defined]
         np.testing.assert_array_equal(a, b)
     made.save("erpo", state, 3, 3)
+    made.saved()
     again = assembled(tmp_path / "run")
     restored = again.restore("erpo")
     assert restored is not None and restored[1].step == 3
@@ -208,6 +209,7 @@ def test_a_run_saves_adapters_hands_over_the_merged_model_and_knows_its_base(tmp
     export_hf(folder, other, made.model_config)
     one = assembled(tmp_path / "from_hf", init_from=str(folder))
     one.save("erpo", one.fresh_state("erpo"), 1, 1)
+    one.saved()
     shutil.rmtree(folder)
     export_hf(folder, nnx.split(Qwen3(made.model_config, rngs=nnx.Rngs(6)), nnx.Param)[1], made.model_config)
     with pytest.raises(CheckpointError, match="adapters of another model"):
