@@ -15,8 +15,7 @@ from tests.autoforge_jax.test_loop import _StopAt, _tiny
 OPTIONS = (
     "erpo.max_staleness=1", "erpo.old_policy=learner", "erpo.correction=token",
     "erpo.reject_sequence_gap=2.0",
-    "erpo.environment_std=running", "erpo.baseline=leave_one_out", "erpo.overlong=mask",
-    "erpo.reward=partial_credit",
+    "erpo.environment_std=running", "erpo.baseline=leave_one_out",
     "render.interleaved_thinking=false",
 )  # fmt: skip
 
