@@ -30,7 +30,7 @@ quickstart: install ## documents -> environments -> SFT -> ERPO -> report, on th
 	$(BIN)/autoforge run configs/quickstart.toml
 
 test: install-dev ## run all tests (<= 10 minutes on 2 cores)
-	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -n 2 --dist loadscope
+	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder
 
 # A real SGLang server on the CPU, in an environment of its own (3.3 GB, in ~/.cache/autoforge; made once).
 SGLANG_VENV := .venv-sglang

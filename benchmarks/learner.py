@@ -1,6 +1,6 @@
 """One policy-gradient update, side by side: this learner, Tunix, and torch + transformers.
 
-    python benchmarks/learner.py --tunix TUNIX_PYTHON --torch TORCH_PYTHON [--rounds 7] [--core 1]
+    python benchmarks/learner.py --tunix TUNIX_PYTHON --torch TORCH_PYTHON [--remat] [--rounds 7] [--core 1]
 
 Each side runs in a process of its own, under the Python it is given (its own virtual environment:
 google-tunix 0.1.7; torch 2.13 with transformers and safetensors), on one pinned core with one thread, without
@@ -10,9 +10,14 @@ completion, one clipped policy-gradient loss (clip 0.2, token mean, no KL), entr
 clipped by norm 1, AdamW. The first losses and gradient norms must agree to 1e-3 relative, or the run stops:
 same work.
 
-Sides take turns, one update each per round; CPU seconds are the process's own. Compile seconds: wall time of
-the first update minus the median of the others. Memory: the process's high-water mark, and the same minus
-what it held after its imports.
+No side recomputes layers in the backward pass, which is the default of all three (model.remat = false;
+Tunix's RematConfig.NONE; transformers without gradient checkpointing). `--remat` adds both JAX sides with it
+(model.remat = true; RematConfig.DECODER). Ours computes scores, logits, norms and activations again in any
+case.
+
+Sides take turns, one update each per round; CPU seconds (user and system) are the process's own. Compile
+seconds: CPU seconds of the first update minus the median of the others, tracing included. Memory: the
+process's high-water mark, and the same minus what it held after its imports.
 """
 
 from __future__ import annotations
@@ -26,6 +31,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +59,7 @@ def data() -> dict[str, Any]:
     }
 
 
-def ours(folder: Path) -> Step:
+def ours(folder: Path, *, remat: bool = False) -> Step:
     """autoforge_jax."""
     from flax import nnx
 
@@ -67,7 +74,7 @@ def ours(folder: Path) -> Step:
     from autoforge_jax.types import TrainingSample
 
     batch = data()
-    config = read_hf_config(folder)
+    config = replace(read_hf_config(folder), remat=remat)
     graphdef = nnx.split(nnx.eval_shape(lambda: Qwen3(config, rngs=nnx.Rngs(0))), nnx.Param)[0]
     b1, b2 = BETAS
     optimizer = make_optimizer(OptimizerConfig(learning_rate=LEARNING_RATE, b1=b1, b2=b2), 1000)
@@ -100,7 +107,7 @@ def ours(folder: Path) -> Step:
     return update
 
 
-def tunix(folder: Path) -> Step:
+def tunix(folder: Path, *, remat: bool = False) -> Step:
     """Tunix's Qwen3, GRPO loss and trainer step."""
     import jax
     import jax.numpy as jnp
@@ -124,6 +131,7 @@ def tunix(folder: Path) -> Step:
         rope_theta=1_000_000,
         norm_eps=1e-6,
         use_tied_embedding=True,
+        remat_config=qwen3.RematConfig.DECODER if remat else qwen3.RematConfig.NONE,
     )
     mesh = jax.make_mesh((1, 1), ("fsdp", "tp"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
     model = loader.create_model_from_safe_tensors(str(folder), config, mesh, dtype=jnp.float32)
@@ -192,7 +200,14 @@ def torch(folder: Path) -> Step:
     return update
 
 
-SIDES: dict[str, Callable[[Path], Step]] = {"ours": ours, "tunix": tunix, "torch": torch}
+REMAT = "+remat"
+SIDES: dict[str, Callable[[Path], Step]] = {
+    "ours": ours,
+    "tunix": tunix,
+    "torch": torch,
+    f"ours{REMAT}": partial(ours, remat=True),
+    f"tunix{REMAT}": partial(tunix, remat=True),
+}
 IMPORTS = {"ours": "autoforge_jax.train.step", "tunix": "tunix.rl.grpo.grpo_learner", "torch": "transformers"}
 
 
@@ -208,7 +223,7 @@ def worker(side: str, folder: Path, core: int) -> None:
     """One side: a JSON line after its first update, one per update that is asked for, one at the end."""
     os.sched_setaffinity(0, {core})
     replies, sys.stdout = sys.stdout, sys.stderr  # libraries may print
-    __import__(IMPORTS[side])
+    __import__(IMPORTS[side.removesuffix(REMAT)])
     imported = memory("VmRSS")
     step = SIDES[side](folder)
 
@@ -250,7 +265,7 @@ class Side:
             "JAX_PLATFORMS": "cpu",
             "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1",
             "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": str(Path(__file__).resolve().parents[1]) if name == "ours" else "",
+            "PYTHONPATH": str(Path(__file__).resolve().parents[1]) if name.startswith("ours") else "",
             "JAX_ENABLE_COMPILATION_CACHE": "false",
         }
         command = [python, str(Path(__file__).resolve()), "--side", name, "--folder", str(folder)]
@@ -284,10 +299,9 @@ class Side:
         numbers = self._read()
         self._process.wait()
         cpu = sorted(update["cpu"] for update in self.updates)
-        wall = statistics.median(update["wall"] for update in self.updates)
+        middle = statistics.median(cpu)
         return numbers | {
-            "cpu": statistics.median(cpu), "cpu_low": cpu[0], "cpu_high": cpu[-1],
-            "compile": self.first["wall"] - wall,
+            "cpu": middle, "cpu_low": cpu[0], "cpu_high": cpu[-1], "compile": self.first["cpu"] - middle,
         }  # fmt: skip
 
 
@@ -298,6 +312,7 @@ def main() -> None:
     )
     parser.add_argument("--tunix", help="Python of a virtual environment with google-tunix")
     parser.add_argument("--torch", help="Python of a virtual environment with torch and transformers")
+    parser.add_argument("--remat", action="store_true", help="both JAX sides with remat too")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--core", type=int, default=0)
     parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
@@ -307,6 +322,8 @@ def main() -> None:
         worker(chosen.side, chosen.folder, chosen.core)
         return
     pythons = {"ours": sys.executable, "tunix": chosen.tunix, "torch": chosen.torch}
+    if chosen.remat:
+        pythons |= {f"{name}{REMAT}": pythons[name] for name in ("ours", "tunix")}
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "model"
         write_model(folder)
@@ -316,10 +333,8 @@ def main() -> None:
             if python
         ]
         for side in sides:
-            print(
-                f"{side.name:<6} first loss {side.first['loss']:.6f}, norm {side.first['norm']:.6f}",
-                flush=True,
-            )
+            found = f"first loss {side.first['loss']:.6f}, norm {side.first['norm']:.6f}"
+            print(f"{side.name:<12} {found}", flush=True)
             for key in ("loss", "norm"):
                 want = sides[0].first[key]
                 if abs(side.first[key] - want) > 1e-3 * abs(want):
@@ -328,12 +343,13 @@ def main() -> None:
             for side in sides:
                 side.step()
         results = {side.name: side.finish() for side in sides}
-    print(f"{chosen.rounds} rounds, core {chosen.core}, Python {sys.version.split()[0]}")
-    print(f"{'side':<7}{'CPU s':>8}{'(low – high)':>17}{'compile s':>11}{'peak MB':>9}{'above imports':>15}")
+    load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
+    print(f"{chosen.rounds} rounds, core {chosen.core}, Python {sys.version.split()[0]}, load {load}")
+    print(f"{'side':<12}{'CPU s':>8}{'(low – high)':>17}{'compile s':>11}{'peak MB':>9}{'above imports':>15}")
     for name, r in results.items():
         spread = f"({r['cpu_low']:.2f} – {r['cpu_high']:.2f})"
         above = r["peak"] - r["imported"]
-        print(f"{name:<7}{r['cpu']:>8.2f}{spread:>17}{r['compile']:>11.1f}{r['peak']:>9.0f}{above:>15.0f}")
+        print(f"{name:<12}{r['cpu']:>8.2f}{spread:>17}{r['compile']:>11.1f}{r['peak']:>9.0f}{above:>15.0f}")
 
 
 if __name__ == "__main__":

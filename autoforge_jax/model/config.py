@@ -37,8 +37,8 @@ class Qwen3Config:
     remat: bool = False
     """Recompute each layer in the backward pass: one layer's activations in memory at a time, about a third
     more work."""
-    remat_saves: Literal["nothing", "products"] = "nothing"
-    """See `config.ModelConfig`."""
+    remat_saves: Literal["nothing", "products", "everything"] = "nothing"
+    """See `config.ModelConfig`. `everything` is for `plan`: what one layer holds while it is recomputed."""
     attention_chunk: int = 128
     """Queries per attention block at least (at most four times as many); keys after a block's last query are
     never read."""

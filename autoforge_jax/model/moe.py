@@ -9,6 +9,7 @@ what an all-to-all exchange would, and nothing has to be dropped to keep shapes 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -125,9 +126,15 @@ def expert_sum(
     slots = assign_slots(chosen, count, block_size(chosen.size, count, jax.default_backend()))
     x = to_slots(tokens, slots)
     gate, up, down = (w.astype(x.dtype) for w in (gate, up, down))
-    hidden = jax.nn.silu(grouped_dot(x, gate, slots)) * grouped_dot(x, up, slots)
+    hidden = _activate(grouped_dot(x, gate, slots), grouped_dot(x, up, slots))
     pairs = to_pairs(grouped_dot(hidden, down, slots), slots)
     return jnp.einsum("nkd,nk->nd", pairs, weights, preferred_element_type=jnp.float32)
+
+
+@partial(jax.checkpoint, prevent_cse=False)
+def _activate(gate: Array, up: Array) -> Array:
+    """SwiGLU's elementwise part, computed again in the backward pass."""
+    return jax.nn.silu(gate) * up
 
 
 def measure_balance(

@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int
 
 from autoforge_jax.model.config import Qwen3Config
@@ -35,6 +36,8 @@ Layer = dict[str, Array]
 """The arrays of one layer: ``Weights["layers"]`` without the leading axis."""
 
 
+PRODUCT = "product"
+"""Name of a projection's result, for what the backward pass keeps (`_lean`)."""
 ONE_DRAW = 1 << 26
 """Matrices of a model up to this size are cut from one draw of random numbers."""
 
@@ -201,12 +204,17 @@ def rotate(
 
 
 def project(layer: Layer, name: str, h: Float[Array, "*N i"]) -> Float[Array, "*N o"]:
-    """``h @ W`` in h's type, plus the projection's adapter where it has one (model.lora)."""
-    out = h @ layer[name].astype(h.dtype)
-    if f"{name}_lora_a" not in layer:
-        return out
-    a, b = (layer[f"{name}_lora_{side}"].astype(h.dtype) for side in "ab")
-    return out + (h @ a) @ b
+    """``h @ W`` in h's type, plus the projection's adapter where it has one (model.lora).
+
+    Rows and tokens are one axis to the product. Summed over two axes, W's gradient is a product that XLA:CPU
+    first turns an operand for: it took twice as long.
+    """
+    flat = h.reshape(-1, h.shape[-1])
+    out = flat @ layer[name].astype(h.dtype)
+    if f"{name}_lora_a" in layer:
+        a, b = (layer[f"{name}_lora_{side}"].astype(h.dtype) for side in "ab")
+        out = out + checkpoint_name(flat @ a, PRODUCT) @ b
+    return checkpoint_name(out, PRODUCT).reshape(*h.shape[:-1], -1)
 
 
 def project_qkv(
@@ -286,11 +294,12 @@ def forward_with_balance(
     valid = segment_ids != PADDING_SEGMENT
     cos, sin = rotary(positions, config)
     attention = _attention(config)
+    project_in, finish = _lean(config)
 
     def step(x: Array, layer: Layer) -> tuple[Array, Balance | None]:
-        q, k, v = project_qkv(layer, x, cos, sin, config)
+        q, k, v = project_in(layer, x, cos, sin)
         attended = attention(q, k, v, segment_ids)
-        return finish_layer_with_balance(layer, x, attended, valid, config)
+        return finish(layer, x, attended, valid)
 
     body = _recomputed(step, config)
     x, balance = jax.lax.scan(body, embed(weights, tokens, config), weights["layers"])
@@ -305,8 +314,29 @@ def _recomputed(step: Callable[..., Any], config: Qwen3Config) -> Callable[..., 
     """A layer's step under the config's choice of what the backward pass computes again."""
     if not config.remat:
         return step
-    keep = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
-    return jax.checkpoint(step, policy=keep if config.remat_saves == "products" else None)
+    policies = jax.checkpoint_policies
+    keep = {
+        "nothing": policies.nothing_saveable,
+        "products": policies.save_only_these_names(PRODUCT),
+        "everything": policies.everything_saveable,
+    }
+    return jax.checkpoint(step, policy=keep[config.remat_saves])
+
+
+def _lean(config: Qwen3Config) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """`project_qkv` and `finish_layer_with_balance` without their last argument. Of what they compute, the
+    backward pass is left the results of projections only: norms, rotations and the activation are cheaper to
+    compute again than to write and read (half the memory; on a CPU faster too). Not so under `remat`, which
+    keeps less, and for the experts' part, where sorting and collectives would come again.
+    """
+    project_in: Any = partial(project_qkv, config=config)
+    finish: Any = partial(finish_layer_with_balance, config=config)
+    if config.remat:
+        return project_in, finish
+    keep = jax.checkpoint_policies.save_only_these_names(PRODUCT)
+    # a scan's backward pass is a loop of its own: nothing there can be merged with the forward pass
+    lean = partial(jax.checkpoint, policy=keep, prevent_cse=False)
+    return lean(project_in), finish if config.experts is not None else lean(finish)
 
 
 def _attention(config: Qwen3Config) -> Callable[..., Array]:
@@ -324,6 +354,7 @@ def _forward_after(
     """`forward_with_balance` of rows whose prefixes are computed once, in rows of their own."""
     turns = rotary(positions, config)
     attention = _attention(config)
+    project_in, finish = _lean(config)
     places = jnp.broadcast_to(jnp.arange(prefixes.tokens.shape[1], dtype=jnp.int32), prefixes.tokens.shape)
     prefix_turns = rotary(places, config)
     prefix_segments = jnp.where(places < prefixes.lengths[:, None], PREFIX_SEGMENT, PADDING_SEGMENT)
@@ -339,14 +370,14 @@ def _forward_after(
 
     def step(carry: tuple[Array, Array], layer: Layer) -> tuple[tuple[Array, Array], Balance | None]:
         x, shared = carry
-        q, k, v = project_qkv(layer, shared, *prefix_turns, config)
+        q, k, v = project_in(layer, shared, *prefix_turns)
         attended = attention(q, k, v, prefix_segments)
-        shared, _ = finish_layer_with_balance(layer, shared, attended, prefix_valid, config)
-        q, own_k, own_v = project_qkv(layer, x, *turns, config)
+        shared, _ = finish(layer, shared, attended, prefix_valid)
+        q, own_k, own_v = project_in(layer, x, *turns)
         k = jnp.concatenate([of_rows(k), own_k], axis=1)
         v = jnp.concatenate([of_rows(v), own_v], axis=1)
         attended = attention(q, k, v, segment_ids, key_segments=key_segments)
-        x, balance = finish_layer_with_balance(layer, x, attended, valid, config)
+        x, balance = finish(layer, x, attended, valid)
         return (x, shared), balance
 
     body = _recomputed(step, config)

@@ -40,6 +40,9 @@ ENGINE_PREFIXES = 16
 """Prefix rows of the embedded engine's store (its default)."""
 LOGITS_COPIES = 3
 """Logits-sized float32 arrays alive while a chunk is differentiated: logits, probabilities, gradient."""
+LIGHT_IN_MEMORY = 0.7
+"""Share of a layer's elementwise results that are in memory while it is differentiated; the compiler computes
+the others where they are read."""
 SCORE_COPIES = 2
 """Score-sized float32 arrays alive while a query block is differentiated."""
 
@@ -146,11 +149,17 @@ def _beside(kept: list[Any], inputs: Any) -> float:
 
 
 def layer_bytes(model: Qwen3Config, batch: Batch, lora: LoRAConfig | None = None) -> float:
-    """What one layer needs of its forward pass when it is differentiated, recomputed or read back: the
-    difference that a second layer makes."""
-    plain = replace(model, remat=False)
-    one, two = (residual_bytes(replace(plain, num_layers=n), batch, lora) for n in (1, 2))
-    return two - one
+    """What one layer needs of its forward pass when it is differentiated, beside what is kept of it: with
+    remat everything, else what norms, rotations and activation come to (`qwen3._lean`). The difference that a
+    second layer makes."""
+
+    def one_more(model: Qwen3Config) -> float:
+        one, two = (residual_bytes(replace(model, num_layers=n), batch, lora) for n in (1, 2))
+        return two - one
+
+    kept = one_more(replace(model, remat=False))
+    light = one_more(replace(model, remat=True, remat_saves="everything")) - kept
+    return LIGHT_IN_MEMORY * light + (kept if model.remat else 0.0)
 
 
 def exchanged_bytes(model: Qwen3Config, tokens: int, parts: int) -> float:
@@ -204,14 +213,20 @@ def learner_parts(config: Config, model: Qwen3Config, plan: BatchPlan) -> list[P
     experts = local.experts
     inner = local.intermediate_size if experts is None else experts.per_token * experts.width
     cotangents = tokens * (model.hidden_size + inner) * compute
+    if experts is not None:
+        # Per choice of a token: of the token, of gate and up; and what is read back for them, which the loops
+        # over experts need as arrays of their own.
+        slots = tokens * experts.per_token * (model.hidden_size + 2 * experts.width) * compute
+        cotangents += slots if model.remat else 2 * slots
     if lora is not None:
         # Every adapted projection writes its own output and its adapter's before they are added, and so do
         # their gradients.
         cotangents = 2 * cotangents + 2 * tokens * inner * compute
     query_block = min(max(model.attention_chunk, -(-plan.row_tokens // 4)), 4 * model.attention_chunk)
     seen = plan.row_tokens + plan.prefix_width
-    score_rows = 1 if config.mesh.chip == "cpu" else rows
-    scores = 4.0 * SCORE_COPIES * score_rows * local.num_heads * min(query_block, plan.row_tokens) * seen
+    # on a CPU one row and one key/value head of it at a time
+    per_row = local.num_heads // local.num_kv_heads if config.mesh.chip == "cpu" else rows * local.num_heads
+    scores = 4.0 * SCORE_COPIES * per_row * min(query_block, plan.row_tokens) * seen
     chunk = min(DEFAULT_CHUNK, rows * plan.row_tokens)
     logits = 4.0 * LOGITS_COPIES * chunk * local.vocab_size
     table = 4.0 * local.vocab_size * model.hidden_size

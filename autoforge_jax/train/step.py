@@ -214,6 +214,7 @@ class TrainStep:
         if not batches or denominator <= 0:
             state = replace(state, skipped=state.skipped + np.int32(1))
             return state, {"loss": 0.0, "grad_norm": 0.0, "update_skipped": 1.0, "tokens": 0.0}
+        state = self._bound_alike(state)
         sums = self._accumulate(state.params, batches, denominator)
         loss, metrics = sums.loss, sums.metrics
         state, grad_norm, applied = self._apply_update(state, sums.grads, loss)
@@ -247,17 +248,33 @@ class TrainStep:
         if self.layout is not None:
             return self._accumulate_on(self.layout, params, batches, denominator)
         scale = jnp.asarray(denominator, jnp.float32)
+        place = self._bound_to(params)
         if self._metrics is None:
             self._metrics = jax.eval_shape(self._sums, params, batches[0], scale, self._frozen).metrics
         # Starting from zeros costs nothing and saves compiling a second program without an addition.
         sums = _Sums(
             grads=jax.tree.map(jnp.zeros_like, params),
-            loss=jnp.zeros((), jnp.float32),
-            metrics=jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), self._metrics),
+            loss=jnp.zeros((), jnp.float32, device=place),
+            metrics=jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype, device=place), self._metrics),
         )
         for batch in batches:
             sums = self._add(sums, params, batch, scale, self._frozen)
         return sums
+
+    def _bound_to(self, tree: Any) -> jax.sharding.Sharding | None:
+        """Where arrays of `tree` or the frozen model are bound to (JAX calls them committed); None when none
+        is."""
+        leaves = jax.tree.leaves((tree, self._frozen))
+        return next(
+            (leaf.sharding for leaf in leaves if isinstance(leaf, jax.Array) and leaf.committed), None
+        )
+
+    def _bound_alike(self, state: TrainState) -> TrainState:
+        """On one device: all of the state is bound to it, or nothing. What a program returns is bound as soon
+        as one input is (a restored array is, a fresh one is not), and JAX compiles a program of its own for
+        each such pattern: a mixed state would cost a second compilation at the second update."""
+        place = None if self.layout is not None else self._bound_to(state)
+        return state if place is None else jax.device_put(state, place)
 
     def _accumulate_on(
         self, layout: Layout, params: Params, batches: Sequence[Batch], denominator: float

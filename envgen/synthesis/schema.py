@@ -3,9 +3,10 @@ paths."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, cast
 
-from envgen.types import Collection, StateField, StateSchema
+from envgen.types import Collection, StateField, StateSchema, ToolSemantics
 
 
 def field_of(collection: Collection, name: str) -> StateField | None:
@@ -107,3 +108,27 @@ def is_clock(name: str, policy: str, *, creation: bool) -> bool:
         return False
     updated = flat.startswith(("updated", "modified", "lastmodified", "lastupdated", "lastedited"))
     return creation or updated
+
+
+def keys_shown(schema: StateSchema, semantics: Sequence[ToolSemantics]) -> set[str]:
+    """Collections whose keys some tool shows that need not be told one."""
+    return {
+        o.collection
+        for s in semantics
+        if s.key is None
+        for o in s.outputs
+        if o.field == schema.collection(o.collection).key
+    }
+
+
+def keys_needed(schema: StateSchema, sem: ToolSemantics) -> list[str]:
+    """Collections of whose generated keys a tool must be told one."""
+    needed: list[str] = []
+    if sem.key is not None and sem.verb != "create" and schema.collection(sem.collection).key_generated:
+        needed.append(sem.collection)
+    for binding in (*sem.scope, *sem.writes):
+        item = field_of(schema.collection(binding.collection), binding.field)
+        parent = item.references if binding.required and item is not None else ""
+        if parent and schema.collection(parent).key_generated:
+            needed.append(parent)
+    return needed

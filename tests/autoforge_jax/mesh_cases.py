@@ -203,5 +203,5 @@ if __name__ == "__main__":
     jax.config.update("jax_numpy_dtype_promotion", "strict")
     jax.config.update("jax_numpy_rank_promotion", "raise")
     jax.config.update("jax_compilation_cache_dir", sys.argv[2])
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
     main(Path(sys.argv[1]))

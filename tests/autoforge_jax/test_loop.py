@@ -148,16 +148,14 @@ def test_every_step_has_its_line_with_a_time_split(finished: tuple[RunDir, str])
     for row in erpo:
         assert {"rollout", "sync", "train"} <= row["seconds"].keys()
         speed = row["speed"]
-        assert speed["tokens_per_s"] >= speed["useful_tokens_per_s"] >= 0
-        # a step whose groups have no signal trains on nothing
-        assert (speed["useful_tokens_per_s"] > 0 and speed["tflops"] > 0) == bool(row["tokens"])
+        assert speed["tokens_per_s"] >= speed["useful_tokens_per_s"] > 0 and speed["tflops"] > 0
         assert "mfu" not in speed, "the config names no accelerator"
         assert speed["xla_compiles"] > 0 and speed["compile_seconds"] > 0
         assert {"reward", "mixed_share", "grad_norm", "compiles", "engine_compiles"} <= row.keys()
+        assert row["update_skipped"] == 0 and row["grad_norm"] > 0, "a step without an update"
+        assert row["logprob_gap_mean"] < 1e-3, "engine and learner disagree"
         assert row["rollout/ledger_mismatches"] == 0
-        assert (row["rollout/ledger_checked_tokens"] > row["tokens"]) == bool(row["tokens"])
-    assert any(row["update_skipped"] == 0 and row["grad_norm"] > 0 for row in erpo), "no step had a gradient"
-    assert all(row["logprob_gap_mean"] < 1e-3 for row in erpo if row["tokens"]), "engine and learner disagree"
+        assert row["rollout/ledger_checked_tokens"] > row["tokens"] > 0
 
 
 def test_trajectories_can_be_read_turn_by_turn(finished: tuple[RunDir, str]) -> None:

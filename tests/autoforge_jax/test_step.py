@@ -10,6 +10,7 @@ import pytest
 
 from autoforge_jax.config import BatchConfig, ERPOConfig
 from autoforge_jax.data.batch import Batch, pack
+from autoforge_jax.train.instruments import CompileClock
 from autoforge_jax.train.step import (
     PolicyObjective,
     ReferenceLogprobs,
@@ -117,6 +118,33 @@ def test_same_loss_and_gradient_for_any_split_and_packing(name: str, real: bool)
             np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-6)
         assert other_numbers == pytest.approx(numbers, rel=1e-4)
     assert step.compile_count <= 2
+
+
+@pytest.mark.parametrize("bound", ["nothing", "state", "params", "step"])
+def test_nothing_is_compiled_after_the_first_update_whatever_is_bound_to_its_device(bound: str) -> None:
+    """Restored arrays are bound (committed) to their device, fresh ones are not, and a new phase may begin
+    with restored parameters and a fresh optimiser."""
+    step = make_train_step(table_forward, OPTIMIZER, SupervisedObjective(), chunk_size=16)
+    state, here = fresh_state(), jax.devices()[0]
+    if bound == "state":
+        state = jax.device_put(state, here)
+    elif bound != "nothing":
+        state = replace(state, **{bound: jax.device_put(getattr(state, bound), here)})
+    assert {leaf.committed for leaf in jax.tree.leaves(state)} == {
+        "nothing": {False}, "state": {True}, "params": {False, True}, "step": {False, True}
+    }[bound]  # fmt: skip
+    clock = CompileClock()
+    jax.monitoring.register_event_duration_secs_listener(clock.heard)
+    try:
+        after_each: list[int] = []
+        for count in (2, 1, 3, 2):
+            batches = pack(samples()[:count], BatchConfig(row_tokens=20, rows_per_microbatch=1), 0)
+            state, _ = step(state, batches)
+            after_each.append(clock.count)
+    finally:
+        jax.monitoring.unregister_event_duration_listener(clock.heard)
+    assert after_each == [after_each[0]] * 4 and step.compile_count == 2
+    assert int(state.step) == 4
 
 
 def test_updates_compile_once_and_donate() -> None:

@@ -2,8 +2,8 @@
 the same mesh. whole_runs.py prints how far these are apart; the bounds here have room above that.
 
 Every step of ERPO must have made an update: runs without a signal are equal whatever the update does. Where
-arithmetic in another order moves a probability by its last bits, a draw that falls on the border between two
-ids can go the other way (about one run in a hundred at 1e-5 nats): then the trajectories differ from it on.
+arithmetic in another order moves a probability by its last bits, a draw on the border between two ids can go
+the other way (about one run in a hundred at 1e-5 nats): then the trajectories differ from that token on.
 """
 
 import re

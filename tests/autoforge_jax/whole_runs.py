@@ -18,7 +18,7 @@ SMALL = ("sft.steps=12", "sft.probe_every=6", "erpo.steps=3", "erpo.eval_every=0
 """A run of seconds: configs/debug/kill.toml with fewer steps."""
 VARYING = ("seconds", "compiles", "engine_compiles")
 ROUNDING = ("logprob_gap_mean", "logprob_gap_max")
-"""How far engine and learner are apart: nothing but rounding in a sound run, so never compared relatively."""
+"""How far engine and learner are apart: only rounding in a sound run, so there is no relative difference."""
 
 
 def free_port() -> int:

@@ -24,7 +24,7 @@ from envgen.proposers.rules import propose as propose_by_rules
 from envgen.proposers.rules.describe import agent_tool, json_schema, policy_text
 from envgen.proposers.rules.propose import check_usable, slug
 from envgen.proposers.rules.words import a
-from envgen.synthesis.schema import children_of, field_of
+from envgen.synthesis.schema import children_of, keys_needed, keys_shown
 from envgen.synthesis.source_text import identifier
 from envgen.tooldocs.read import read_tool_doc
 from envgen.types import (
@@ -255,17 +255,10 @@ def _drop_dependent(
 ) -> None:
     """Refuse tools that need keys which no tool that is left shows."""
     while True:
-        left = [*kept, *(m.semantics for m in made.values())]
-        shown = {
-            o.collection
-            for s in left
-            if s.key is None  # a tool that wants the key does not find it
-            for o in s.outputs
-            if o.field == schema.collection(o.collection).key
-        }
+        shown = keys_shown(schema, (*kept, *(m.semantics for m in made.values())))
         gone: dict[str, str] = {}
         for name, item in made.items():
-            missing = next((c for c in _needed_keys(schema, item.semantics) if c not in shown), None)
+            missing = next((c for c in keys_needed(schema, item.semantics) if c not in shown), None)
             if missing is not None:
                 lost = [n for n in reasons if n not in made]
                 because = f" (refused: {', '.join(lost[:4])})" if lost else ""
@@ -275,18 +268,6 @@ def _drop_dependent(
         for name, reason in gone.items():
             reasons[name] = reason
             del made[name]
-
-
-def _needed_keys(schema: StateSchema, sem: ToolSemantics) -> list[str]:
-    needed: list[str] = []
-    if sem.key is not None and schema.collection(sem.collection).key_generated:
-        needed.append(sem.collection)
-    for binding in (*sem.scope, *sem.writes):
-        item = field_of(schema.collection(binding.collection), binding.field)
-        parent = item.references if binding.required and item is not None else ""
-        if parent and schema.collection(parent).key_generated:
-            needed.append(parent)
-    return needed
 
 
 def _used(schema: StateSchema, semantics: tuple[ToolSemantics, ...]) -> StateSchema:

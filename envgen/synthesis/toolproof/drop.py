@@ -10,7 +10,7 @@ from typing import Any
 from envgen.proposers.rules.propose import check_usable
 from envgen.runtime.parsing import parse_source
 from envgen.synthesis.functions import generate_source
-from envgen.synthesis.schema import field_of
+from envgen.synthesis.schema import keys_needed, keys_shown
 from envgen.synthesis.source_text import identifier, literal
 from envgen.synthesis.toolproof.prove import ToolBench, ToolProof, counts, tools_of
 from envgen.types import EnvironmentDraft, StateSchema, ToolDoc, ToolSemantics
@@ -60,12 +60,12 @@ def dependents(
     lost: Mapping[str, str],
 ) -> dict[str, str]:
     """Tool -> reason, for tools of ``kept`` that need a key which ``before`` showed and ``kept`` does not."""
-    had = _shown(schema, before)
+    had = keys_shown(schema, before)
     reasons: dict[str, str] = {}
     while True:
         left = tuple(s for s in kept if s.tool not in reasons)
-        missing = had - _shown(schema, left)
-        found = {s.tool: c for s in left for c in _needed(schema, s) if c in missing}
+        missing = had - keys_shown(schema, left)
+        found = {s.tool: c for s in left for c in keys_needed(schema, s) if c in missing}
         if not found:
             return reasons
         gone = ", ".join([*lost][:4])
@@ -73,29 +73,6 @@ def dependents(
             tool: f"it needs a key of {collection}, and what showed one is gone ({gone})"
             for tool, collection in found.items()
         }
-
-
-def _shown(schema: StateSchema, semantics: tuple[ToolSemantics, ...]) -> set[str]:
-    """Collections whose keys some tool shows that need not be told one."""
-    return {
-        o.collection
-        for s in semantics
-        if s.key is None
-        for o in s.outputs
-        if o.field == schema.collection(o.collection).key
-    }
-
-
-def _needed(schema: StateSchema, sem: ToolSemantics) -> list[str]:
-    needed: list[str] = []
-    if sem.key is not None and sem.verb != "create" and schema.collection(sem.collection).key_generated:
-        needed.append(sem.collection)
-    for binding in (*sem.scope, *sem.writes):
-        item = field_of(schema.collection(binding.collection), binding.field)
-        parent = item.references if binding.required and item is not None else ""
-        if parent and schema.collection(parent).key_generated:
-            needed.append(parent)
-    return needed
 
 
 def without(draft: EnvironmentDraft, doc: ToolDoc, reasons: Mapping[str, str]) -> EnvironmentDraft:
