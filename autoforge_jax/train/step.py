@@ -250,7 +250,7 @@ class TrainStep:
         scale = jnp.asarray(denominator, jnp.float32)
         place = self._bound_to(params)
         if self._metrics is None:
-            self._metrics = jax.eval_shape(self._sums, params, batches[0], scale, self._frozen).metrics
+            self._metrics = jax.eval_shape(self.loss, params, batches[0], scale, self._frozen)[1]
         # Starting from zeros costs nothing and saves compiling a second program without an addition.
         sums = _Sums(
             grads=jax.tree.map(jnp.zeros_like, params),
