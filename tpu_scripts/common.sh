@@ -4,6 +4,14 @@ set -euo pipefail
 
 # shellcheck disable=SC2034  # of those that source this
 HERE="$(dirname "${BASH_SOURCE[0]}")"
+if [[ "${1:-}" == "--help" || "${1:-}" == "-h" ]]; then
+  sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0" # the script's own head
+  exit 0
+fi
+if [[ ! "${SLICES:-1}" =~ ^[1-9][0-9]*$ ]]; then
+  echo "error: SLICES is '$SLICES', expected a number from 1 on" >&2
+  exit 2
+fi
 DRY_RUN=0
 if [[ "${1:-}" == "--dry-run" ]]; then
   DRY_RUN=1
@@ -19,6 +27,14 @@ need() {
       exit 2
     fi
   done
+}
+
+# need_command WORD...: what is left of the arguments must begin with a command of autoforge.
+need_command() {
+  if [[ ! "${1:-}" =~ ^[a-z] ]]; then
+    echo "error: got '${1:-}', expected a command of autoforge, e.g. $(basename "$0") run CONFIG; --help says more" >&2
+    exit 2
+  fi
 }
 
 run() {

@@ -5,6 +5,7 @@
 #   keep.sh [--dry-run] COMMAND CONFIG [OPTION...]      --dry-run: one replacement, without looking or waiting
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 need TPU_NAME ZONE PROJECT ACCELERATOR_TYPE RUNTIME_VERSION
+need_command "$@"
 dry=()
 ((DRY_RUN)) && dry=(--dry-run)
 

@@ -7,8 +7,13 @@
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 if [[ "${1:-}" == "--local" ]]; then
-  count="$2"
+  count="${2:-}"
+  if [[ ! "$count" =~ ^[1-9][0-9]*$ ]]; then
+    echo "error: --local got '$count', expected the number of processes" >&2
+    exit 2
+  fi
   shift 2
+  need_command "$@"
   port="${PORT:-12321}"
   read -ra program <<<"${AUTOFORGE:-autoforge}"
   pids=()
@@ -41,6 +46,7 @@ if [[ "${1:-}" == "--local" ]]; then
 fi
 
 need TPU_NAME ZONE PROJECT
+need_command "$@"
 started="$(again .venv/bin/autoforge "$@")"
 if ((${RESTARTS:-0})); then
   started="bash -c $(printf '%q' "$started") "

@@ -93,4 +93,4 @@ class TokenizerConfig(Section):
     """Byte-level BPE trained on rendered training transcripts."""
 
     vocab_size: int = Field(default=1024, ge=300)
-    max_transcripts: int = 4000
+    max_transcripts: int = Field(default=4000, ge=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -82,7 +83,9 @@ def parse_config(tree: dict[str, Any], where: str = "config") -> Config:
     # learning rate.
     tree = _merge(Config().model_dump(mode="json"), tree)
     try:
-        return Config.model_validate(tree)
+        # JSON's strict rules are TOML's: a number is no string and no truth value, an integer may stand for a
+        # float, an array is what a tuple wants. Dates, which no key takes, become strings.
+        return Config.model_validate_json(json.dumps(tree, default=str), strict=True)
     except ValidationError as error:
         lines: list[str] = []
         for fault in error.errors():
@@ -94,6 +97,9 @@ def parse_config(tree: dict[str, Any], where: str = "config") -> Config:
                 continue
             if fault["type"] == "extra_forbidden":
                 lines.append(f"{where}: unknown key {key!r}; {_known_keys(fault['loc'])}")
+            elif fault["type"] == "string_type":
+                quoted = json.dumps(str(fault["input"]), ensure_ascii=False)
+                lines.append(f"{where}: {key}: {fault['msg']}, got {fault['input']!r}; in quotes: {quoted}")
             else:
                 lines.append(f"{where}: {key}: {fault['msg']}, got {fault['input']!r}")
         raise ConfigError("\n".join(lines)) from error

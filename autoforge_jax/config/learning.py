@@ -21,9 +21,9 @@ class OptimizerConfig(Section):
     warmup_steps: int = Field(default=0, ge=0)
     end_fraction: float = Field(default=0.1, ge=0, le=1)
     """Final learning rate as a fraction of the peak (cosine, linear)."""
-    b1: float = 0.9
-    b2: float = 0.95
-    weight_decay: float = 0.0
+    b1: float = Field(default=0.9, ge=0, lt=1)
+    b2: float = Field(default=0.95, ge=0, lt=1)
+    weight_decay: float = Field(default=0.0, ge=0)
     max_grad_norm: float = Field(default=1.0, gt=0)
 
 
@@ -105,7 +105,7 @@ class SFTConfig(Section):
     """The first of `steps` see drills only; needs a `drill_share`."""
     probe_every: int = Field(default=50, ge=1)
     probe_tasks: int = Field(default=48, ge=1)
-    min_steps: int = 0
+    min_steps: int = Field(default=0, ge=0)
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-3, schedule="cosine", warmup_steps=20)
 
     @model_validator(mode="after")
@@ -179,7 +179,7 @@ class ERPOConfig(Section):
     reject_sequence_gap: float = Field(default=0.0, ge=0)
     """With `old_policy = "learner"`: a trajectory whose mean |engine − learner log-prob| is above this, in
     nats, is left out of loss and denominators and counted (0 = none)."""
-    clip_low: float = Field(default=0.2, gt=0)
+    clip_low: float = Field(default=0.2, gt=0, le=1)
     clip_high: float = Field(default=0.28, gt=0)
     aggregation: Literal["token_mean", "sequence_mean"] = "token_mean"
     kl_coefficient: float = Field(default=0.0, ge=0)

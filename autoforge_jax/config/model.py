@@ -36,8 +36,8 @@ class ModelConfig(Section):
     num_heads: int = Field(default=4, ge=1)
     num_kv_heads: int = Field(default=2, ge=1)
     head_dim: int = Field(default=32, ge=4)
-    rope_theta: float = 10_000.0
-    rms_norm_eps: float = 1e-6
+    rope_theta: float = Field(default=10_000.0, gt=0)
+    rms_norm_eps: float = Field(default=1e-6, gt=0)
     tie_embeddings: bool = True
     init: Literal["random", "retrieval"] = "random"
     """From scratch: `retrieval` starts the first two layers as heads that look up and copy
@@ -50,7 +50,7 @@ class ModelConfig(Section):
     """First value of the query and key norms' scales. Normed queries and keys bound a score by head_dim^0.5
     times its square:
     narrow heads need more than 1 to attend to one token among hundreds."""
-    max_position: int = 2048
+    max_position: int = Field(default=2048, ge=1)
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Compute type; parameters are float32 masters."""
     remat: bool = False
@@ -67,6 +67,11 @@ class ModelConfig(Section):
 
     @model_validator(mode="after")
     def _one_start(self) -> ModelConfig:
+        if not self.init_from and self.num_heads % self.num_kv_heads:
+            raise ValueError(
+                f"num_heads {self.num_heads} is not a multiple of num_kv_heads {self.num_kv_heads}: every "
+                "key/value head serves the same number of query heads"
+            )
         if self.init_from and self.init != "random":
             raise ValueError(f"init is {self.init!r} and init_from {self.init_from!r}; a model has one start")
         if self.init == "retrieval" and self.architecture != "qwen3":

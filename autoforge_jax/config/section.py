@@ -6,6 +6,6 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Section(BaseModel):
-    """Base of every section: immutable, unknown keys are errors."""
+    """Base of every section: immutable; unknown keys, infinite numbers and NaN are errors."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)

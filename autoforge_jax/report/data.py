@@ -50,11 +50,11 @@ def read_run(root: Path) -> RunData:
     """All data of a run directory; ConfigError when `root` is none."""
     if not (root / "config.json").is_file():
         raise ConfigError(f"{root} is no run directory (no config.json in it)")
-    config = read_json(root / "config.json")
+    config = read_json(root / "config.json", dict)
     metrics: dict[str, list[dict[str, Any]]] = {}
     for row in read_jsonl(root / "metrics.jsonl"):
         metrics.setdefault(row["phase"], []).append(row)
-    evals = [read_json(path) for path in sorted((root / "eval").glob("*.json"))]
+    evals = [read_json(path, dict) for path in sorted((root / "eval").glob("*.json"))]
     trajectories = read_jsonl(root / "trajectories.jsonl")
     return RunData(
         name=root.resolve().name,

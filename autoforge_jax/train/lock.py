@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from autoforge_jax.config import Config
-from autoforge_jax.errors import TrainingError
+from autoforge_jax.errors import ConfigError, TrainingError
 
 _HELD = (errno.EACCES, errno.EAGAIN)
 _UNKNOWN = (errno.ENOTSUP, errno.ENOSYS, errno.ENOLCK)
@@ -29,11 +29,18 @@ def run_lock(config: Config) -> Iterator[bool]:
     process ends, and no child process holds on to it (POSIX record lock).
 
     Yields False on a file system without locks, where nothing is held. Raises TrainingError that names the
-    process which holds it.
+    process which holds it, ConfigError when `run.out_dir` cannot be written to.
     """
     path = lock_path(config)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a+", encoding="utf-8") as file:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        opened = path.open("a+", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(
+            f"run.out_dir: nothing can be written in {config.run.out_dir!r} ({error.strerror}: "
+            f"{error.filename}); choose a folder that can be made and written to"
+        ) from error
+    with opened as file:
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

@@ -26,6 +26,7 @@ from autoforge_jax.train.metrics import MetricsLog, Reporter
 from autoforge_jax.train.phase_references import References, load_renderer, make_tokenizer, play_references
 from autoforge_jax.train.phase_synthesis import Environments, synthesize_all
 from autoforge_jax.train.rundir import PHASES, RunDir, hash_json
+from autoforge_jax.train.start import check_start
 from autoforge_jax.train.summary import read_reports, results_table, write_summary
 
 if TYPE_CHECKING:
@@ -281,9 +282,10 @@ def execute(
             crew.agree("configs", hash_json([command, dump_config(config), version]))
         stack.enter_context(stop_on_signals(stop))
         if command == "eval":
-            return _evaluate_newest(config, reporter, stop, config_name, crew)
+            return _evaluate_newest(config, reporter, stop, config_name, crew, stack)
         crew.of_first("run lock", lambda: stack.enter_context(run_lock(config)))
         run = RunDir.open(config, fresh=fresh, crew=crew)
+        check_start(run)
         if command == "train" and run.done("warm start") is None:
             raise TrainingError(
                 f"{run.root} holds no warm start to train from; run first: autoforge sft {config_name}"
@@ -303,10 +305,13 @@ def execute(
 
 
 def _evaluate_newest(
-    config: Config, reporter: Reporter, stop: StopFlag, config_name: str, crew: Crew
+    config: Config, reporter: Reporter, stop: StopFlag, config_name: str, crew: Crew, stack: ExitStack
 ) -> RunDir:
-    """`autoforge eval`: the newest checkpoint of the run, under this config's evaluation settings."""
+    """`autoforge eval`: the newest checkpoint of the run, under this config's evaluation settings. `stack`
+    holds the run directory: a run that goes on deletes the checkpoint that is read here, and both would write
+    the report and give a server their weights."""
     run = RunDir.existing(config, differing=("evaluation", "sampled_evaluation"), crew=crew)
+    crew.of_first("run lock", lambda: stack.enter_context(run_lock(config)))
     if not run.started("warm start"):
         raise TrainingError(f"{run.root} holds no checkpoint; run first: autoforge sft {config_name}")
     loop = Loop(run, reporter, stop, crew)

@@ -73,21 +73,27 @@ class MetricsLog:
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    """All complete lines of a JSONL file; a broken last line (the process died in it) is left out, any other
-    is an error."""
+    """All complete lines of a JSONL file, an object each; a broken last line (the process died in it) is left
+    out, any other is an error."""
     if not path.is_file():
         return []
     rows: list[dict[str, Any]] = []
     lines = path.read_text(encoding="utf-8").splitlines()
     for number, line in enumerate(lines, 1):
         try:
-            rows.append(json.loads(line))
+            row = json.loads(line)
         except ValueError as error:
             if number == len(lines):
                 break
             raise TrainingError(
-                f"{path}, line {number} is not JSON ({error}); the file is damaged"
+                f"{path}, line {number} is not JSON ({error}); the file is damaged: mend or delete that line"
             ) from error
+        if not isinstance(row, dict):
+            raise TrainingError(
+                f"{path}, line {number} is {line[:40]!r}, expected an object; the file is damaged: mend or "
+                "delete that line"
+            )
+        rows.append(row)
     return rows
 
 

@@ -23,6 +23,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -32,6 +33,8 @@ from typing import Any
 from autoforge_jax.config import Config, dump_config
 from autoforge_jax.errors import ConfigError, TrainingError
 from autoforge_jax.train.crew import Crew
+
+_RESTART = "start over with --fresh"
 
 
 @dataclass(frozen=True)
@@ -95,11 +98,15 @@ def toml_text(tree: Mapping[str, Any], prefix: str = "") -> str:
     """A tree of JSON values (no nulls) as TOML; reading it back gives the same tree."""
     scalars = {k: v for k, v in tree.items() if not isinstance(v, Mapping)}
     tables = {k: v for k, v in tree.items() if isinstance(v, Mapping)}
-    lines = [f"{key} = {_toml_value(value)}\n" for key, value in scalars.items()]
+    lines = [f"{_toml_key(key)} = {_toml_value(value)}\n" for key, value in scalars.items()]
     for key, value in tables.items():
-        name = f"{prefix}{key}"
+        name = f"{prefix}{_toml_key(key)}"
         lines.append(f"\n[{name}]\n" + toml_text(value, f"{name}."))
     return "".join(lines).lstrip("\n") if not prefix else "".join(lines)
+
+
+def _toml_key(key: str) -> str:
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _toml_value(key)
 
 
 def _toml_value(value: Any) -> str:
@@ -133,16 +140,23 @@ def write_json(path: Path, value: Any) -> None:
     write_atomic(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
-def read_json(path: Path) -> Any:
-    """A JSON file; TrainingError that names it when it is missing or broken."""
+def read_json(
+    path: Path, expected: type[dict[Any, Any]] | type[list[Any]] | None = None, remedy: str = _RESTART
+) -> Any:
+    """A JSON file; TrainingError that names it, and what to do (`remedy`), when it is missing, broken, or not
+    `expected`."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise TrainingError(f"{path} is missing") from error
     except ValueError as error:
+        raise TrainingError(f"{path} is not JSON ({error}); the file is damaged, {remedy}") from error
+    if expected is not None and not isinstance(value, expected):
         raise TrainingError(
-            f"{path} is not JSON ({error}); the file is damaged, start over with --fresh"
-        ) from error
+            f"{path} holds a {type(value).__name__}, expected a {expected.__name__}; the file is damaged, "
+            f"{remedy}"
+        )
+    return value
 
 
 @dataclass(frozen=True)
@@ -279,7 +293,7 @@ class RunDir:
         if not any(record.done for record in self.records.values()) and not _holds_files(self.bundles):
             self.records.clear()  # an attempt that ended before it had anything: nothing to protect
             return
-        old, new = flatten(read_json(path)), flatten(dump_config(self.config))
+        old, new = flatten(read_json(path, dict)), flatten(dump_config(self.config))
         depends: tuple[str, ...] = ()
         for name, spec in PHASES.items():
             if name in self.records:
@@ -343,4 +357,4 @@ def _read_records(root: Path) -> dict[str, PhaseRecord]:
     path = root / "phases.json"
     if not path.is_file():
         return {}
-    return {item["name"]: PhaseRecord(**item) for item in read_json(path)}
+    return {item["name"]: PhaseRecord(**item) for item in read_json(path, list)}

@@ -86,7 +86,8 @@ def _seconds(folders: Sequence[Path]) -> list[str]:
     splits: list[Mapping[str, float]] = []
     for folder in folders:
         if (folder / "summary.json").is_file():
-            splits.append(read_json(folder / "summary.json")["seconds"])
+            summary = read_json(folder / "summary.json", dict, "the run's own command writes it again")
+            splits.append(summary["seconds"])
     if not splits:
         return []
     names = list(dict.fromkeys(name for split in splits for name in split))

@@ -27,7 +27,7 @@ SET_NAMES = {
 
 def read_reports(evals: Path) -> Reports:
     """Every report in a run's eval folder."""
-    trees = [read_json(path) for path in sorted(evals.glob("*.json"))]
+    trees = [read_json(path, dict) for path in sorted(evals.glob("*.json"))]
     return {(t["stage"], t["set"], t["mode"]): report_from_tree(t["report"]) for t in trees}
 
 

@@ -28,6 +28,32 @@ def test_unknown_keys_and_wrong_types_are_all_named(tmp_path: Path) -> None:
     assert any("unknown key 'nonsense'" in line and "synthesis" in line for line in lines)
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("erpo.steps", '"3"', "valid integer, got '3'"),
+        ("erpo.steps", "true", "valid integer, got True"),
+        ("erpo.steps", "3.5", "valid integer, got 3.5"),
+        ("erpo.dynamic_sampling", '"yes"', "valid boolean, got 'yes'"),
+        ("erpo.clip_low", '"0.2"', "valid number, got '0.2'"),
+        ("user.fault_rate", '"0.2"', "valid number, got '0.2'"),
+        ("erpo.environment_weights.museum", '"2"', "valid number, got '2'"),
+        ("erpo.optimizer.learning_rate", "inf", "finite number"),
+        ("run.name", "5", 'valid string, got 5; in quotes: "5"'),
+        ("synthesis.documents", '"a.json"', "valid array, got 'a.json'"),
+        ("erpo", "3", "an object, got 3"),
+    ],
+)
+def test_a_value_of_another_type_is_never_converted(tmp_path: Path, key: str, value: str, words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(_write(tmp_path / "a.toml", ""), [f"{key}={value}"])
+    assert f"a.toml: {key}: " in str(caught.value) and words in str(caught.value)
+
+
+def test_an_integer_stands_for_a_number(tmp_path: Path) -> None:
+    assert load_config(_write(tmp_path / "a.toml", "[erpo]\nclip_low = 1\n")).erpo.clip_low == 1.0
+
+
 def test_a_missing_file_a_folder_and_broken_toml_are_errors(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="does not exist"):
         load_config(tmp_path / "none.toml")
@@ -77,6 +103,7 @@ def test_a_sparse_section_keeps_the_defaults_of_its_place(tmp_path: Path) -> Non
         ({"sampled_evaluation": {"attempts": 2}}, "k is [1, 2, 4]"),
         ({"batch": {"row_tokens": 64}}, "a trajectory must fit a row"),
         ({"model": {"max_position": 64}}, "above model.max_position"),
+        ({"model": {"num_heads": 3, "num_kv_heads": 2}}, "num_heads 3 is not a multiple of num_kv_heads 2"),
         ({"synthesis": {"tasks_per_bundle": 5}}, "leaves no training task"),
     ],
 )

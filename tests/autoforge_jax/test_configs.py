@@ -71,7 +71,11 @@ def test_an_ablation_differs_from_the_study_in_nothing_else(name: str, keys: set
 
 def test_a_resolved_config_survives_its_toml_text(tmp_path: Path) -> None:
     config = parse_config(
-        {"run": {"name": 'odd "name" \\ ü\n'}, "sft": {"optimizer": {"learning_rate": 1e-7}}}
+        {
+            "run": {"name": 'odd "name" \\ ü\n'},
+            "sft": {"optimizer": {"learning_rate": 1e-7}},
+            "erpo": {"environment_weights": {"plain-name_1": 2.0, 'my "api" v1.2': 0.5}},
+        }
     )
     path = tmp_path / "c.toml"
     path.write_text(toml_text(dump_config(config)), encoding="utf-8")

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from autoforge_jax.config import Config, parse_config
-from autoforge_jax.errors import TrainingError
+from autoforge_jax.errors import ConfigError, TrainingError
 from autoforge_jax.train.lock import lock_path, run_lock
+from autoforge_jax.train.loop import execute
+from autoforge_jax.train.rundir import RunDir
 
 HOLDER = """
 import sys
@@ -53,3 +55,19 @@ def test_a_killed_process_holds_nothing(tmp_path: Path) -> None:
     with run_lock(_config(tmp_path)) as held:
         assert held
         assert lock_path(_config(tmp_path)).read_text().startswith(f"process {os.getpid()} on ")
+
+
+def test_an_evaluation_waits_for_no_run_but_is_refused_like_a_second_run(tmp_path: Path) -> None:
+    config = _config(tmp_path)
+    RunDir.open(config).mark("warm start", done=True)
+    process = _holder(tmp_path)
+    with pytest.raises(TrainingError, match=f"in use by process {process.pid}"):
+        execute(config, command="eval")
+    process.communicate("")
+
+
+def test_an_out_dir_that_cannot_be_written_to_is_an_error_that_names_it(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    refused = pytest.raises(ConfigError, match=r"run\.out_dir: nothing can be written in .*file")
+    with refused, run_lock(_config(tmp_path / "file")):
+        pytest.fail("held in a file")

@@ -34,6 +34,9 @@ def test_a_broken_line_in_the_middle_is_an_error(tmp_path: Path) -> None:
     path.write_text('{"a": 1}\nnonsense\n{"a": 2}\n')
     with pytest.raises(TrainingError, match="line 2"):
         read_jsonl(path)
+    path.write_text('null\n{"a": 2}\n')
+    with pytest.raises(TrainingError, match=r"line 1 is 'null', expected an object"):
+        read_jsonl(path)
     assert read_jsonl(tmp_path / "none.jsonl") == []
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from autoforge_jax.config import Config, dump_config, parse_config
 from autoforge_jax.errors import ConfigError, TrainingError
-from autoforge_jax.train.rundir import PHASES, RunDir, flatten, phase_keys, toml_text
+from autoforge_jax.train.rundir import PHASES, RunDir, flatten, phase_keys, read_json, toml_text
 
 
 def _config(tmp_path: Path, **sections: dict) -> Config:
@@ -143,3 +143,16 @@ def test_an_attempt_that_left_nothing_does_not_stand_in_the_way(tmp_path: Path) 
 def test_a_run_name_is_one_folder_name(name: str) -> None:
     with pytest.raises(ConfigError, match=r"run\.name"):
         parse_config({"run": {"name": name}})
+
+
+def test_a_damaged_file_is_named_with_what_to_do(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    with pytest.raises(TrainingError, match="is missing"):
+        read_json(path, dict)
+    path.write_text("{")
+    with pytest.raises(TrainingError, match=r"x\.json is not JSON .*--fresh"):
+        read_json(path)
+    path.write_text("[]")
+    with pytest.raises(TrainingError, match=r"x\.json holds a list, expected a dict; .* write it anew"):
+        read_json(path, dict, "write it anew")
+    assert read_json(path, list) == []

@@ -60,6 +60,57 @@ def test_setup_copies_the_commit_to_all_workers_and_installs() -> None:
     assert install[4] == "ssh" and "pip install --quiet -c constraints.txt -e '.[train,tpu]'" in install[-1]
 
 
+@pytest.mark.parametrize(
+    ("version", "ensurepip", "expected"),
+    [("3, 11", True, ["-m venv .venv"]), ("3, 10", True, ["uv"]), ("3, 12", False, ["uv"])],
+)
+def test_setup_finds_another_python_where_the_image_has_an_old_one(
+    tmp_path: Path, version: str, ensurepip: bool, expected: list[str]
+) -> None:
+    *_, install = dry("setup.sh", **NAMES)
+    snippet = install[-1].partition("cd autoforge && ")[2].partition(" && .venv/bin/python -m pip")[0]
+    # a python3 that is of this version when asked, and writes down what else it is to do
+    fake = tmp_path / "python3"
+    ask = f"import sys; sys.version_info = ({version}); "
+    ask += "" if ensurepip else "sys.modules['ensurepip'] = None; "
+    fake.write_text(
+        f'#!/bin/bash\nif [ "$1" = -c ]; then exec {sys.executable} -c "{ask}$2"; fi\n'
+        f'echo "$@" >> {tmp_path}/did\n'
+    )
+    fake.chmod(0o755)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    done = subprocess.run(["bash", "-c", snippet], env={"PATH": path}, cwd=tmp_path, check=False)
+    did = (tmp_path / "did").read_text().splitlines()
+    assert done.returncode == 0
+    uv = ["-m pip install --quiet --user uv", "-m uv venv --quiet --seed --python 3.12 .venv"]
+    assert did == (uv if expected == ["uv"] else expected)
+
+
+@pytest.mark.parametrize("path", sorted(SCRIPTS.glob("[!c]*.sh")), ids=lambda path: path.stem)
+def test_help_is_the_head_of_the_script(path: Path) -> None:
+    done = script(path.name, "--help")
+    assert done.returncode == 0 and f"{path.name} " in done.stdout and "common.sh" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "settings", "said"),
+    [
+        (("launch.sh",), NAMES, "got '', expected a command"),
+        (("launch.sh", "--set"), NAMES, "got '--set', expected a command"),
+        (("launch.sh", "--local"), {}, "--local got '', expected the number"),
+        (("launch.sh", "--local", "run"), {}, "--local got 'run'"),
+        (("launch.sh", "--local", "2"), {}, "got '', expected a command"),
+        (("keep.sh",), NAMES | KIND, "got '', expected a command"),
+        (("create.sh",), NAMES | KIND | {"SLICES": "x"}, "SLICES is 'x'"),
+        (("delete.sh",), NAMES | {"SLICES": "0"}, "SLICES is '0'"),
+    ],
+)
+def test_wrong_arguments_start_nothing(words: tuple[str, ...], settings: dict[str, str], said: str) -> None:
+    name, *rest = words
+    done = script(name, "--dry-run", *rest, **settings)
+    assert done.returncode == 2 and not done.stdout and said in done.stderr
+
+
 def test_launch_keeps_the_words_of_the_command_apart() -> None:
     (line,) = dry("launch.sh", "run", "c.toml", "--set", "run.name=a b", **NAMES)
     assert line[-4:-1] == ["--worker", "all", "--command"]
