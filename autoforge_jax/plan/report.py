@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from autoforge_jax.config import Config
+from autoforge_jax.config import Config, ModelConfig
+from autoforge_jax.errors import ConfigError
 from autoforge_jax.model.config import Qwen3Config
 from autoforge_jax.model.load_hf import stored_shape
 from autoforge_jax.model.sharding import check_mesh
@@ -16,6 +17,8 @@ from autoforge_jax.plan.memory import Part, adapter_weights, engine_parts, learn
 
 USABLE = 0.92
 """Part of a chip's memory that a program gets: the rest is the runtime's, and fragments."""
+
+_SHAPE = ("num_layers", "hidden_size", "intermediate_size", "num_heads", "num_kv_heads")
 
 
 @dataclass(frozen=True)
@@ -88,7 +91,14 @@ def model_shape(config: Config) -> tuple[Qwen3Config, str]:
     if folder and (Path(folder) / "config.json").is_file():
         shape = stored_shape(Path(folder), config.model)
         return shape, f"{folder}/config.json"
-    where = "[model]" + (f" ({folder} is not here)" if folder else "")
+    where = "[model]"
+    if folder:
+        where += f" ({folder} is not here)"
+        if all(getattr(config.model, name) == getattr(ModelConfig(), name) for name in _SHAPE):
+            raise ConfigError(
+                f"model.init_from {folder!r} is not here, and [model] says no shape: there is nothing to plan; "
+                f"get the folder, or write {', '.join(_SHAPE)} and tokenizer.vocab_size into the config"
+            )
     return Qwen3Config.from_model_config(config.model, config.tokenizer.vocab_size), where
 
 

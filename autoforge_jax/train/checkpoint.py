@@ -176,6 +176,18 @@ class CheckpointStore:
         whole = self._whole()
         return whole[-1] if whole else None
 
+    def resume_line(self, phase: str) -> str:
+        """For a person: where a phase goes on, and which newer folders were passed over. Empty when there is
+        no folder at all."""
+        newest = self.latest()
+        step = newest.meta.step if newest else 0
+        names = [path.name for path in self._folders() if newest is None or path.name > newest.path.name]
+        said = f"  {phase} goes on after step {step}" if newest else f"  {phase} begins anew"
+        if names:
+            said += f"; passed over in {self.directory}, unfinished, damaged or of another version: "
+            said += ", ".join(names)
+        return said if newest or names else ""
+
     def restore(
         self,
         template: Any,
@@ -226,14 +238,14 @@ class CheckpointStore:
                 )
         return jax.tree.unflatten(jax.tree.structure(template), values), chosen.meta
 
+    def _folders(self) -> list[Path]:
+        if not self.directory.is_dir():
+            return []
+        return sorted(p for p in self.directory.glob("step_*") if _NAME.fullmatch(p.name))
+
     def _whole(self) -> list[Checkpoint]:
-        found = (
-            [p for p in self.directory.glob("step_*") if _NAME.fullmatch(p.name)]
-            if self.directory.is_dir()
-            else []
-        )
         checkpoints: list[Checkpoint] = []
-        for path in sorted(found):
+        for path in self._folders():
             try:
                 tree = _read(path)
                 meta = CheckpointMeta(**tree["meta"])

@@ -107,6 +107,8 @@ def train_erpo(
         old = from_learner
 
     restored = assembly.restore("erpo")
+    if said := assembly.store("erpo").resume_line(PHASE):
+        reporter.line(said)
     state, start = (
         (restored[0], restored[1].step) if restored else (assembly.fresh_state("erpo", warm_params()), 0)
     )

@@ -103,6 +103,8 @@ def warm_start(
     )
     probe_items = shuffled(references.items, seed)[: config.sft.probe_tasks]
     restored = assembly.restore("sft")
+    if said := assembly.store("sft").resume_line(PHASE):
+        reporter.line(said)
     state, start = (restored[0], restored[1].step) if restored else (assembly.fresh_state("sft"), 0)
     if restored:
         check_draws(restored[1], batches_digest(batches(start)))

@@ -76,7 +76,7 @@ def test_keeps_the_newest_and_replaces_the_same_step(tmp_path: Path) -> None:
 
 def test_half_written_and_damaged_folders_are_passed_over(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path, keep=9)
-    assert store.latest() is None
+    assert store.latest() is None and store.resume_line("erpo") == ""
     with pytest.raises(CheckpointError, match="no whole checkpoint"):
         store.restore(fresh_state())
     first = store.save(fresh_state(1), meta(1))
@@ -95,6 +95,9 @@ def test_half_written_and_damaged_folders_are_passed_over(tmp_path: Path) -> Non
     (tmp_path / ".writing-step_00000006-1").mkdir()
     latest = store.latest()
     assert latest is not None and latest.path == first
+    said = store.resume_line("erpo")
+    assert said.startswith("  erpo goes on after step 1; passed over in ")
+    assert said.endswith(": step_00000002, step_00000003, step_00000004, step_00000005")
     assert int(store.restore(fresh_state())[0].step) == 0
 
 

@@ -180,3 +180,11 @@ def test_the_command_says_what_does_not_fit() -> None:
 def test_planned_memory_is_within_a_tenth_of_what_xla_says(name: str) -> None:
     config, model = case(name)
     assert planned(config, model) == pytest.approx(measured(config, model), rel=0.1)
+
+
+def test_a_model_that_is_not_here_is_planned_by_its_own_shape_or_not_at_all() -> None:
+    shape, where = model_shape(load_config(ROOT / "configs/train/smollm2_135m_cpu.toml"))
+    assert shape.num_parameters == 134_515_008  # what the model card's 135M is, embeddings counted once
+    assert where.startswith(("[model] (models/", "models/"))
+    with pytest.raises(ConfigError, match=r"is not here, and \[model\] says no shape"):
+        model_shape(parse_config({"model": {"init_from": "models/nowhere"}}))
