@@ -96,7 +96,7 @@ def model_shape(config: Config) -> tuple[Qwen3Config, str]:
         where += f" ({folder} is not here)"
         if all(getattr(config.model, name) == getattr(ModelConfig(), name) for name in _SHAPE):
             raise ConfigError(
-                f"model.init_from {folder!r} is not here, and [model] says no shape: there is nothing to plan; "
+                f"model.init_from {folder!r} is not here, and [model] says no shape: nothing to plan; "
                 f"get the folder, or write {', '.join(_SHAPE)} and tokenizer.vocab_size into the config"
             )
     return Qwen3Config.from_model_config(config.model, config.tokenizer.vocab_size), where
