@@ -2,7 +2,8 @@
 needs them.
 
     autoforge run CONFIG      every phase: synthesis, tokenizer, references, warm start, ERPO, evaluations,
-    export, report autoforge sft CONFIG      up to and including the warm start
+                              export, report
+    autoforge sft CONFIG      up to and including the warm start
     autoforge train CONFIG    ERPO from the run's warm-start checkpoint
     autoforge eval CONFIG     evaluate the run's newest checkpoint
     autoforge plan CONFIG     memory by part, work and least step time on named chips, without them
