@@ -29,7 +29,7 @@ install-dev: $(VENV)/.installed-dev ## the same with the test and lint tools
 quickstart: install ## documents -> environments -> SFT -> ERPO -> report, on this machine (about 10 minutes on 2 cores)
 	$(BIN)/autoforge run configs/quickstart.toml
 
-test: install-dev ## run all tests (<= 10 minutes on 2 cores)
+test: install-dev ## run all tests (about 12 minutes on 2 cores)
 	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder
 
 # A real SGLang server on the CPU, in an environment of its own (3.3 GB, in ~/.cache/autoforge; made once).
