@@ -49,7 +49,7 @@ class Node:
     asleep: str = ""
     """Tag of the weights that it held when it gave its memory back; empty while it is awake."""
     hollow: bool = False
-    """Awake again, but its weights are noise until they are loaded, whatever version it says it has."""
+    """Awake again, but its weights are noise until a load has succeeded, whatever version it says it has."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,8 @@ class Fleet:
         if asleep_file is not None and asleep_file.is_file():  # left by a trainer that was killed meanwhile
             known = json.loads(asleep_file.read_text(encoding="utf-8"))
             for node in self._nodes:
-                node.asleep = str(known.get(node.server.url, ""))
+                node.asleep = str(known["asleep"].get(node.server.url, ""))
+                node.hollow = node.server.url in known["hollow"]
 
     def _new_node(self, url: str, in_flight: int) -> Node:
         patience = self.config.connect_timeout_s
@@ -240,7 +241,7 @@ class Fleet:
             try:
                 await self._settle(node)
                 node.asleep, node.trusted = node.tag, False
-                self._remember_sleepers()
+                self._remember()
                 await node.server.release_memory(self.config.update_timeout_s)
             except (ServerDown, ServerSlow):
                 node.trusted = False  # asked before it is used again
@@ -270,14 +271,18 @@ class Fleet:
                 await node.server.resume_memory(self.config.update_timeout_s)
                 node.hollow = True
             node.asleep = ""
-            self._remember_sleepers()
+            self._remember()
 
-    def _remember_sleepers(self) -> None:
-        """A trainer that is killed now has to know when it is started again."""
+    def _remember(self) -> None:
+        """Which servers sleep, and which hold noise: a trainer that is killed now has to know when it is
+        started again."""
         if self._asleep_file is not None:
-            sleepers = {node.server.url: node.asleep for node in self._nodes if node.asleep}
+            known = {
+                "asleep": {node.server.url: node.asleep for node in self._nodes if node.asleep},
+                "hollow": [node.server.url for node in self._nodes if node.hollow],
+            }
             partial = self._asleep_file.with_name(f"{self._asleep_file.name}.partial")
-            partial.write_text(json.dumps(sleepers), encoding="utf-8")
+            partial.write_text(json.dumps(known), encoding="utf-8")
             os.replace(partial, self._asleep_file)
 
     async def _make_ready(self, node: Node, patience_s: float) -> int:
@@ -298,7 +303,7 @@ class Fleet:
                 except ServerRefused as error:
                     raise WeightsError(f"weights {published.tag} were not taken: {error}") from error
                 except (ServerDown, ServerSlow) as error:
-                    node.trusted = node.hollow = False
+                    node.trusted = False
                     died += isinstance(error, _DiedLoading)
                     if died > 1:
                         raise WeightsError(
@@ -318,15 +323,17 @@ class Fleet:
             sleeps = self.config.share_device
             await admit(node.server, info, self._model, self._max_length, sleeps=sleeps)
         compared = None
-        if (
-            info.weight_version == published.tag and not node.hollow
-        ):  # left by a publish of the same bytes; is it what it says?
+        # The same version: left by a publish of the same bytes; is it what it says?
+        if info.weight_version == published.tag and not node.hollow:
             with contextlib.suppress(WeightsError):
                 compared = await self._compare(node, published)
         if compared is None:
             await self._load(node, published)
             compared = await self._compare(node, published)
-        node.tag, node.trusted, node.hollow = published.tag, True, False
+        node.tag, node.trusted = published.tag, True
+        if node.hollow:
+            node.hollow = False
+            self._remember()
         node.epoch += 1
         return compared
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from autoforge_jax.config import load_config, parse_config
-from autoforge_jax.errors import ConfigError, PolicyError, WeightsError
+from autoforge_jax.errors import ConfigError, EngineLostError, PolicyError, WeightsError
 from autoforge_jax.plan.report import make_plan, plan_text
 from autoforge_jax.rollout.sglang_weights import PublishedWeights
 from tests.autoforge_jax.scripted_sglang import ScriptedServer
@@ -74,6 +74,26 @@ def test_a_trainer_that_was_killed_meanwhile_wakes_it(
     assert make(asleep=known).publish(weights).servers == 1, "awake again, and known to be"
 
 
+@pytest.mark.parametrize("killed", [False, True])
+def test_noise_is_never_taken_for_the_weights_whose_version_it_bears(
+    make: Make, server: ScriptedServer, weights: PublishedWeights, tmp_path: Path, killed: bool
+) -> None:
+    """The load after waking fails or the trainer is killed in it; then the same weights are published again,
+    and nothing but the version can be asked for (CUDA servers)."""
+    known = tmp_path / "asleep.json"
+    engine = make(asleep=known, verify="version")
+    engine.publish(weights)
+    engine.rest()
+    server.refuses = LOAD
+    with pytest.raises((WeightsError, EngineLostError)):
+        engine.publish(weights)
+    server.refuses = ""
+    assert server.folder != weights.folder, "awake, and its weights are gone"
+    again = make(asleep=known, verify="version") if killed else engine
+    assert again.publish(weights).updated == 1
+    assert server.folder == weights.folder and len(server.of(RESUME)) == 1
+
+
 def test_a_server_that_stays_busy_is_not_put_to_sleep(
     make: Make, server: ScriptedServer, weights: PublishedWeights
 ) -> None:
@@ -115,6 +135,6 @@ def test_the_plan_takes_the_fuller_of_the_two_times() -> None:
     assert shared.rolling_out == pytest.approx(masters + server, rel=1e-6)
     assert shared.updating == pytest.approx(sum(p.bytes for p in shared.parts if p.learner), rel=1e-6)
     assert shared.total == max(shared.rolling_out, shared.updating) and shared.fits
-    assert "server asleep" in plan_text(shared)
+    assert "engine at rest" in plan_text(shared)
     beside = make_plan(load_config(path, ["rollout.sglang.share_device=false"]))
     assert beside.total == pytest.approx(shared.updating + server, rel=1e-6) and not beside.fits
