@@ -283,7 +283,7 @@ def execute(
         stack.enter_context(stop_on_signals(stop))
         if command == "eval":
             return _evaluate_newest(config, reporter, stop, config_name, crew, stack)
-        crew.of_first("run lock", lambda: stack.enter_context(run_lock(config)))
+        _hold(config, reporter, crew, stack)
         run = RunDir.open(config, fresh=fresh, crew=crew)
         check_start(run)
         if command == "train" and run.done("warm start") is None:
@@ -304,6 +304,14 @@ def execute(
     return run
 
 
+def _hold(config: Config, reporter: Reporter, crew: Crew, stack: ExitStack) -> None:
+    """The run directory is this command's until `stack` ends; said where nothing can be held."""
+    if not crew.of_first("run lock", lambda: stack.enter_context(run_lock(config))):
+        reporter.line(
+            f"note: the file system of {config.run.out_dir} knows no locks; do not start a second command"
+        )
+
+
 def _evaluate_newest(
     config: Config, reporter: Reporter, stop: StopFlag, config_name: str, crew: Crew, stack: ExitStack
 ) -> RunDir:
@@ -311,7 +319,7 @@ def _evaluate_newest(
     holds the run directory: a run that goes on deletes the checkpoint that is read here, and both would write
     the report and give a server their weights."""
     run = RunDir.existing(config, differing=("evaluation", "sampled_evaluation"), crew=crew)
-    crew.of_first("run lock", lambda: stack.enter_context(run_lock(config)))
+    _hold(config, reporter, crew, stack)
     if not run.started("warm start"):
         raise TrainingError(f"{run.root} holds no checkpoint; run first: autoforge sft {config_name}")
     loop = Loop(run, reporter, stop, crew)
