@@ -31,13 +31,11 @@ from autoforge_jax.model.qwen3 import Qwen3, parameter_shapes
 from autoforge_jax.model.sharding import MESH_AXES, Layout
 from autoforge_jax.numerics.logprobs import DEFAULT_CHUNK
 from autoforge_jax.plan.batch import BatchPlan
-from autoforge_jax.rollout.engine_rows import BLOCK, CHUNK
+from autoforge_jax.rollout.engine_rows import BLOCK, CHUNK, prefix_rows
 from autoforge_jax.train.forward import adapted_forward
 from autoforge_jax.train.optimizer import make_optimizer
 from autoforge_jax.train.step import SupervisedObjective, TrainStep, forward_of, make_train_step
 
-ENGINE_PREFIXES = 16
-"""Prefix rows of the embedded engine's store (its default)."""
 LOGITS_COPIES = 3
 """Logits-sized float32 arrays alive while a chunk is differentiated: logits, probabilities, gradient."""
 LIGHT_IN_MEMORY = 0.7
@@ -278,7 +276,9 @@ def engine_parts(config: Config, model: Qwen3Config, chip_bytes: float) -> list[
     else:
         weights = bytes_on_one(params, abstract_layout(mesh))
     rollout = config.rollout
-    rows = rollout.slots + ENGINE_PREFIXES + 1
+    named = config.synthesis
+    environments = len({*named.documents, *named.bundles, *named.heldout_documents})
+    rows = rollout.slots + prefix_rows(environments) + 1
     capacity = rollout.max_trajectory_tokens + max(CHUNK, BLOCK)
     itemsize = 2 if model.dtype == "bfloat16" else 4
     cache = 2.0 * model.num_layers * rows * model.num_kv_heads * model.head_dim * capacity * itemsize

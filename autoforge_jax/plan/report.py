@@ -55,8 +55,10 @@ class Plan:
 
     @property
     def takes_turns(self) -> bool:
-        """The server gives its memory back while the learner updates."""
-        return self.config.rollout.engine == "sglang" and self.config.rollout.sglang.share_device
+        """The engine gives its memory back while the learner updates (`Assembly.rest`)."""
+        rollout = self.config.rollout
+        shared = rollout.engine == "jax" or rollout.sglang.share_device
+        return shared and not self.config.erpo.max_staleness
 
     @property
     def updating(self) -> float:
@@ -208,12 +210,12 @@ def _variant(plan: Plan) -> list[str]:
 
 
 def _turns(plan: Plan) -> list[str]:
-    """The two times of a chip that learner and server take turns on."""
+    """The two times of a chip that learner and engine take turns on."""
     if not plan.takes_turns:
         return []
     return [
-        f"  {'during an update (server asleep)':<34}{_size(plan.updating):>10}",
-        f"  {'during rollouts (server awake)':<34}{_size(plan.rolling_out):>10}",
+        f"  {'during an update (engine at rest)':<34}{_size(plan.updating):>10}",
+        f"  {'during rollouts':<34}{_size(plan.rolling_out):>10}",
     ]
 
 

@@ -20,6 +20,8 @@ BLOCK = 32
 DECODE_WIDTH, PREFILL_WIDTH = 128, 256
 """Cache positions that a program reads: these times a power of two. Prefill is bound by arithmetic and gets
 fewer programs."""
+MOST_PREFIXES = 16
+"""Environments whose prompts an engine keeps computed at a time, when a run has so many."""
 
 
 @dataclass
@@ -150,6 +152,11 @@ def decode_inputs(turns: Sequence[Turn], batch: Batch, pad_id: int) -> tuple[np.
         arrays["budget"][at] = turn.budget - len(turn.ids)
     uniform: Any = uniforms(seeds[:, None], starts[:, None] + np.arange(BLOCK)[None])
     return tokens, Sampling(uniform=uniform, **arrays)
+
+
+def prefix_rows(environments: int) -> int:
+    """Rows of a run's engine for prompts that are computed once: one for each environment, up to a limit."""
+    return min(MOST_PREFIXES, max(1, environments))
 
 
 def cache_width(length: int, smallest: int) -> int:

@@ -29,6 +29,7 @@ from autoforge_jax.plan.chips import chip_named
 from autoforge_jax.rollout.conditions import Conditions
 from autoforge_jax.rollout.engine_jax import JaxEngine
 from autoforge_jax.rollout.engine_layout import engine_layout
+from autoforge_jax.rollout.engine_rows import prefix_rows
 from autoforge_jax.rollout.policy import Engine
 from autoforge_jax.rollout.render import Renderer
 from autoforge_jax.train.checkpoint import CheckpointMeta, CheckpointStore
@@ -50,8 +51,6 @@ WAITED_FOR_BYTES = 2**28
 written would lie in the same memory as the next update, and both would run on the same cores."""
 FROZEN = "frozen_checksum"
 """Key in a checkpoint's `extra`: which model its adapters belong to."""
-MOST_PREFIXES = 16
-"""Environments whose prompts the embedded engine keeps computed at a time, when a run has so many."""
 MIN_COMPILE_S = 0.5
 """Programs that compile faster are not worth a file in the compile cache."""
 
@@ -133,7 +132,7 @@ class Assembly:
                 max_length=config.rollout.max_trajectory_tokens,
                 pad_id=renderer.tokenizer.pad_id,
                 layout=engine_layout(self.layout),
-                prefixes=min(MOST_PREFIXES, max(1, len(environments.all))),
+                prefixes=prefix_rows(len(environments.all)),
                 prefix_tokens=max((len(renderer.prefix(b)) for b in environments.all), default=0),
             )
             self.engine = engine

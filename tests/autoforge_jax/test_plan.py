@@ -90,7 +90,10 @@ def test_single_gpu_config_by_hand(single: Plan) -> None:
     found = parts(single)
     assert found["parameters"] == found["gradients"] == found["engine: weights"] == 4 * count
     assert found["optimiser"] == pytest.approx(8 * count, abs=64)
-    assert found["engine: KV store"] == 2 * 28 * (16 + 17) * 8 * 128 * (8192 + 32) * 2
+    assert found["engine: KV store"] == 2 * 28 * (16 + 4 + 1) * 8 * 128 * (8192 + 32) * 2
+    # slots, a prompt for each of four environments, one row for padding; the engine rests during an update
+    state = found["parameters"] + found["optimiser"]
+    assert single.total == state + found["engine: weights"] + found["engine: KV store"]
     carries = 28 * 2 * 8192 * 1024 * 2
     assert carries <= found["activations kept"] < 1.6 * carries
     tokens = 256 * 8192
