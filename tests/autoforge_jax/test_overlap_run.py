@@ -15,7 +15,8 @@ from tests.autoforge_jax.test_loop import _StopAt, _tiny
 OPTIONS = (
     "erpo.max_staleness=1", "erpo.old_policy=learner", "erpo.correction=token",
     "erpo.reject_sequence_gap=2.0",
-    "erpo.environment_std=running", "erpo.baseline=leave_one_out",
+    "erpo.environment_std=running", "erpo.baseline=leave_one_out", "erpo.overlong=mask",
+    "sft.steps=40",  # after fewer, every rollout runs out of tokens, and all are masked
     "render.interleaved_thinking=false",
 )  # fmt: skip
 
