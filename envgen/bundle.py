@@ -148,7 +148,7 @@ class Bundle:
     def content_hash(self) -> str:
         """sha256 (hex) over the hashes of all files: the identity of the whole bundle, for runs and
         checkpoints."""
-        return content_hash_of(make_manifest(self, bundle_files(self)))
+        return content_hash_of(make_manifest(self, file_entries(bundle_files(self))))
 
 
 # ---------------------------------------------------------------- files
@@ -210,15 +210,19 @@ class Manifest(BaseModel):
     provenance: dict[str, Any]
 
 
-def make_manifest(bundle: Bundle, files: Mapping[str, bytes]) -> Manifest:
-    """The manifest for these file contents."""
-    entries = {n: FileEntry(sha256=hashlib.sha256(d).hexdigest(), bytes=len(d)) for n, d in files.items()}
+def file_entries(files: Mapping[str, bytes]) -> dict[str, FileEntry]:
+    """The manifest's entries for these file contents."""
+    return {n: FileEntry(sha256=hashlib.sha256(d).hexdigest(), bytes=len(d)) for n, d in files.items()}
+
+
+def make_manifest(bundle: Bundle, files: Mapping[str, FileEntry]) -> Manifest:
+    """The manifest of a bundle with these files."""
     return Manifest(
         format=FORMAT,
         format_version=FORMAT_VERSION,
         name=bundle.name,
         environment_id=bundle.environment_id,
-        files=entries,
+        files=dict(files),
         provenance=bundle.manifest,
     )
 

@@ -25,6 +25,7 @@ from envgen.runtime.isolation.limits import WorkerLimits
 from envgen.runtime.stepping import step_all
 from envgen.store import Bundle, load_bundle, write_bundle
 from envgen.synthesis.pipeline import synthesize
+from envgen.tooldocs.read import read_tool_doc
 from envgen.types import (
     AgentTool,
     EnvLimits,
@@ -99,6 +100,7 @@ __all__ = [
     "measure_judge",
     "open_env",
     "read_sentences",
+    "read_tool_doc",
     "step_all",
     "synthesize",
     "user_maker",

@@ -51,6 +51,7 @@ from envgen.bundle import (
     check_consistency,
     content_hash_of,
     environment_identity,
+    file_entries,
     json_bytes,
     make_manifest,
     with_tasks,
@@ -78,11 +79,13 @@ __all__ = [
     "Bundle",
     "HasEnvironment",
     "Manifest",
+    "check_target",
     "environment_identity",
     "load_bundle",
     "read_manifest",
     "with_tasks",
     "write_bundle",
+    "write_synced",
 ]
 
 
@@ -95,24 +98,17 @@ def write_bundle(bundle: Bundle, path: Path | str) -> None:
     """
     target = Path(path)
     check_consistency(bundle, f"bundle {bundle.name!r}")
-    if (
-        target.exists()
-        and not (target / "manifest.json").is_file()
-        and (not target.is_dir() or any(target.iterdir()))
-    ):
-        raise BundleError(
-            f"{target}: exists and is no bundle (no manifest.json); choose another path or remove it"
-        )
+    check_target(target)
     files = bundle_files(bundle)
-    manifest = make_manifest(bundle, files)
+    manifest = make_manifest(bundle, file_entries(files))
     target.parent.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent))
     try:
         staging.chmod(0o755)  # mkdtemp makes it private; a bundle is an ordinary folder
         for name, data in files.items():
-            _write_file(staging / name, data)
-        _write_file(staging / "timing.json", json_bytes({"seconds": bundle.report.seconds}))
-        _write_file(staging / "manifest.json", json_bytes(manifest.model_dump(mode="json")))
+            write_synced(staging / name, data)
+        write_synced(staging / "timing.json", json_bytes({"seconds": bundle.report.seconds}))
+        write_synced(staging / "manifest.json", json_bytes(manifest.model_dump(mode="json")))
         if target.exists():
             old = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".old", dir=target.parent))
             os.rename(target, old / "bundle")
@@ -125,7 +121,18 @@ def write_bundle(bundle: Bundle, path: Path | str) -> None:
         raise
 
 
-def _write_file(path: Path, data: bytes) -> None:
+def check_target(target: Path) -> None:
+    """Raises BundleError when what stands at ``target`` is neither a bundle nor an empty folder."""
+    if target.exists() and not (
+        target.is_dir() and ((target / "manifest.json").is_file() or not any(target.iterdir()))
+    ):
+        raise BundleError(
+            f"{target}: exists and is no bundle (no manifest.json); choose another path or remove it"
+        )
+
+
+def write_synced(path: Path, data: bytes) -> None:
+    """Write a file that is on the disk when this returns."""
     with path.open("wb") as file:
         file.write(data)
         file.flush()

@@ -1,5 +1,6 @@
-"""The ``envgen`` command: ``lint``, ``synth``, ``validate``, ``show``, ``play``."""
+"""The ``envgen`` command: its commands are in `envgen.cli.app`."""
 
-from envgen.cli.app import app, main
+from envgen.cli.app import app
+from envgen.cli.entry import main
 
 __all__ = ["app", "main"]

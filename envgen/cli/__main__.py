@@ -1,6 +1,6 @@
 """``python -m envgen.cli``."""
 
-from envgen.cli.app import main
+from envgen.cli.entry import main
 
 if __name__ == "__main__":
     main()

@@ -1,22 +1,38 @@
-"""Commands and exit codes: 0 done, 1 a check failed, 2 wrong input (one line on stderr), 130 interrupted.
+"""The commands. What they end with is in `envgen.cli.entry`.
 
 Everything heavy is imported inside the commands, so that ``envgen --help`` starts at once.
 """
 
 from __future__ import annotations
 
-import os
-import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from envgen.cli.options import (
+    AnswerOption,
+    BundleArgument,
+    DemandsOption,
+    DifficultyOption,
+    DocsArgument,
+    ExecutorOption,
+    ForbiddenOption,
+    McpOption,
+    RayOption,
+    WorkersOption,
+    check_heldout,
+    check_output,
+    check_shares,
+    documents_of,
+    find_task,
+    levels_of,
+)
 
 if TYPE_CHECKING:  # only for types: these imports are slow
     from envgen.store import Bundle
     from envgen.synthesis.pipeline import Wanted
-    from envgen.types import EnvironmentDraft, Task, ToolDoc
+    from envgen.types import EnvironmentDraft
 
 app = typer.Typer(
     name="envgen",
@@ -26,39 +42,6 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-# newer versions of typer carry their own copy of click, older ones import click: this is the class in both
-_UsageProblem: type[Exception] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
-
-DocsArgument = Annotated[
-    list[Path] | None,
-    typer.Argument(metavar="DOC...", help="OpenAPI, MCP, function-calling or Markdown documents."),
-]
-McpOption = Annotated[
-    list[str] | None,
-    typer.Option("--mcp", metavar="SERVER", help="A running MCP server: a command line, or http(s)://…"),
-]
-DifficultyOption = Annotated[
-    str, typer.Option(metavar="LEVELS", help="Levels wanted: 3, 2-4 or 1,5. All where left out.")
-]
-DemandsOption = Annotated[
-    int, typer.Option(min=0, help="Wishes of the user in one task at most; 0: as the level says.")
-]
-AnswerOption = Annotated[
-    float,
-    typer.Option(min=0, max=1, help="Share of tasks that ask a question (all, where DOC changes nothing)."),
-]
-ForbiddenOption = Annotated[
-    float,
-    typer.Option(min=0, max=1, help="Share of tasks that ask for what a rule forbids (adds rules)."),
-]
-WorkersOption = Annotated[
-    int, typer.Option(min=1, help="Processes (or Ray tasks) at once. The bundle does not depend on it.")
-]
-ExecutorOption = Annotated[str, typer.Option(help="local, or ray (needs the extra [ray]).")]
-RayOption = Annotated[
-    str, typer.Option(metavar="ADDRESS", help="A running Ray cluster; one is started here when left out.")
-]
-BundleArgument = Annotated[Path, typer.Argument(metavar="BUNDLE", help="Folder written by envgen synth.")]
 
 
 @app.command("lint")
@@ -70,7 +53,7 @@ def lint_command(docs: DocsArgument = None, mcp: McpOption = None) -> None:
     from envgen.cli.views import show_lint
     from envgen.synthesis.audit import audit
 
-    document = _documents(docs, mcp)
+    document = documents_of(docs, mcp)
     findings = audit(document)
     show_lint(document, findings)
     if any(finding.level == "refusal" for finding in findings):
@@ -148,23 +131,22 @@ def synth_command(
     from envgen.synthesis.pipeline import make_order, read_and_propose
     from envgen.synthesis.workspace import workspace_for
 
-    if heldout >= tasks:
-        raise typer.BadParameter(f"--heldout {heldout} of --tasks {tasks} leaves none to train on; lower it")
-    _check_target(output, force=force)
+    check_heldout(tasks, heldout)
+    check_output(output, force=force)
     execution = Execution(executor, workers, ray_address)
     wanted: Wanted = {
         "tasks": tasks,
         "heldout": heldout,
         "seed": seed,
         "max_difficulty": max_difficulty,
-        "levels": _levels(difficulty),
+        "levels": levels_of(difficulty),
         "max_demands": max_demands,
         "confirm_writes": confirm_writes or (),
         "user_tools": user_tool or (),
         "answer_share": answer_share,
         "forbidden_share": forbidden_share,
     }
-    _check_shares(answer_share, forbidden_share)
+    check_shares(answer_share, forbidden_share)
 
     def named(draft: EnvironmentDraft) -> EnvironmentDraft:
         return draft if name is None else draft.model_copy(update={"name": name})
@@ -175,7 +157,7 @@ def synth_command(
             if value:
                 raise typer.BadParameter(f"--{option.replace('_', '-')} needs --proposer model or hybrid")
         one = docs[0] if docs and len(docs) == 1 and not mcp else None
-        document = one if one is not None else _documents(docs, mcp)
+        document = one if one is not None else documents_of(docs, mcp)
         doc, draft = read_and_propose(document, workspace_for(output))
         if community or (len(doc.tools) >= LARGE and not whole):
             from envgen.cli.communities import synth_communities
@@ -237,14 +219,13 @@ def batch_command(
     from envgen.cli.making import Execution, make_many, show_batch
     from envgen.synthesis.batch import jobs_for
 
-    if heldout >= tasks:
-        raise typer.BadParameter(f"--heldout {heldout} of --tasks {tasks} leaves none to train on; lower it")
-    _check_shares(answer_share, forbidden_share)
+    check_heldout(tasks, heldout)
+    check_shares(answer_share, forbidden_share)
     wanted: Wanted = {
         "tasks": tasks,
         "heldout": heldout,
         "seed": 0,
-        "levels": _levels(difficulty),
+        "levels": levels_of(difficulty),
         "max_demands": max_demands,
         "answer_share": answer_share,
         "forbidden_share": forbidden_share,
@@ -288,7 +269,7 @@ def show_command(
     elif task is None:
         show_bundle(loaded)
     else:
-        show_task(loaded, _find_task(loaded, task))
+        show_task(loaded, find_task(loaded, task))
 
 
 @app.command("play")
@@ -302,7 +283,7 @@ def play_command(
     from envgen.store import load_bundle
 
     loaded = load_bundle(bundle)
-    play(loaded, _find_task(loaded, task), seed=seed)
+    play(loaded, find_task(loaded, task), seed=seed)
 
 
 @app.command("doctor")
@@ -333,96 +314,3 @@ def regrade_command(
 
     if not regrade_file(load_bundle(bundle), trajectories, output):
         raise typer.Exit(1)
-
-
-def _documents(paths: list[Path] | None, servers: list[str] | None) -> ToolDoc:
-    """The documents and servers of a command line, read and combined."""
-    from envgen.tooldocs import combine, read_tool_doc
-
-    read = [read_tool_doc(path) for path in paths or []]
-    if servers:
-        from envgen.tooldocs.mcp_live import read_mcp_server
-
-        read += [read_mcp_server(server) for server in servers]
-    if not read:
-        raise typer.BadParameter("got no document; expected DOC..., or --mcp 'COMMAND' or --mcp https://…")
-    return combine(read)
-
-
-def _levels(text: str) -> tuple[int, ...]:
-    from envgen.synthesis.difficulty import parse_levels
-
-    try:
-        return parse_levels(text) if text else ()
-    except ValueError as error:
-        raise typer.BadParameter(f"--difficulty: {error}") from error
-
-
-def _check_shares(answer_share: float, forbidden_share: float) -> None:
-    if answer_share + forbidden_share > 1:
-        raise typer.BadParameter(
-            f"--answer-share {answer_share} and --forbidden-share {forbidden_share} are more than all tasks; "
-            "together they are at most 1"
-        )
-
-
-def _find_task(bundle: Bundle, task_id: str) -> Task:
-    from envgen.errors import TaskError
-
-    try:
-        return bundle.task(task_id)
-    except KeyError as error:
-        raise TaskError(error.args[0]) from error
-
-
-def _check_target(path: Path, *, force: bool) -> None:
-    """Refuses a target that cannot be written, or that holds a bundle already, before the work is done."""
-    from envgen.errors import BundleError
-
-    if (path / "manifest.json").is_file() and not force:
-        raise BundleError(
-            f"{path}: a bundle stands there already; give --force to replace it, or another path"
-        )
-
-    if path.exists() and not (
-        path.is_dir() and ((path / "manifest.json").is_file() or not any(path.iterdir()))
-    ):
-        raise BundleError(f"{path}: exists and is no bundle; choose another path or remove it")
-
-
-def _fail(message: object) -> NoReturn:
-    text = " ".join(str(message).split())
-    print(f"error: {text}", file=sys.stderr)
-    sys.exit(2)
-
-
-def _expected_errors() -> tuple[type[Exception], ...]:
-    """Called only once something was raised, so that starting up stays free of pydantic."""
-    from envgen.errors import EnvgenError
-
-    return (EnvgenError, OSError)
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """Runs the command line and exits the process.
-
-    Expected errors are one line on stderr and code 2; defects keep their traceback.
-    """
-    try:
-        code = app(args=None if argv is None else list(argv), standalone_mode=False)
-    except _UsageProblem as error:
-        shown = getattr(error, "format_message", error.__str__)()
-        if type(error).__name__ == "NoArgsIsHelpError":
-            print(shown)
-            sys.exit(2)
-        _fail(shown)
-    except (KeyboardInterrupt, typer.Abort):
-        code = 130
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at exit
-        sys.exit(1)
-    except _expected_errors() as error:
-        _fail(error)
-    if code == 130:  # typer turns Ctrl-C into this code without a word
-        print("error: interrupted", file=sys.stderr)
-    sys.exit(code if isinstance(code, int) else 0)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from envgen.errors import ToolError
+from envgen.runtime.adding import add_up
 
 MAX_SOURCE_CHARS = 1_000_000
 MAX_RANGE = 1_000_000
@@ -65,12 +66,12 @@ def _reversed(sequence: list[Any]) -> list[Any]:
 ALLOWED_BUILTINS: Mapping[str, Any] = types.MappingProxyType(
     {
         **{
-            f.__name__: f
-            for f in (len, sorted, min, max, sum, any, all, abs, round, divmod, isinstance, ord, chr)
+            f.__name__: f for f in (len, sorted, min, max, any, all, abs, round, divmod, isinstance, ord, chr)
         },
         **{t.__name__: t for t in (str, int, float, bool, list, dict, tuple)},
         **{e.__name__: e for e in (KeyError, ValueError, TypeError, IndexError, ZeroDivisionError)},
         "range": _bounded_range,
+        "sum": add_up,
         "zip": _zip,
         "enumerate": _enumerate,
         "reversed": _reversed,

@@ -16,16 +16,16 @@ from pathlib import Path
 from typing import BinaryIO
 
 from envgen.bundle import (
-    FORMAT,
-    FORMAT_VERSION,
     Bundle,
     FileEntry,
-    Manifest,
     bundle_files,
     check_consistency,
+    file_entries,
     json_bytes,
+    make_manifest,
 )
 from envgen.errors import BundleError
+from envgen.store import check_target, write_synced
 from envgen.synthesis.rounds import Certified
 from envgen.types import Certificate
 
@@ -98,18 +98,11 @@ class BundleAssembly:
             if name in streamed:
                 entries[name] = streamed[name]
                 continue
-            _write(self._staging / name, data)
-            entries[name] = FileEntry(sha256=hashlib.sha256(data).hexdigest(), bytes=len(data))
-        manifest = Manifest(
-            format=FORMAT,
-            format_version=FORMAT_VERSION,
-            name=head.name,
-            environment_id=head.environment_id,
-            files=entries,
-            provenance=head.manifest,
-        )
-        _write(self._staging / "timing.json", json_bytes({"seconds": head.report.seconds}))
-        _write(self._staging / "manifest.json", json_bytes(manifest.model_dump(mode="json")))
+            write_synced(self._staging / name, data)
+            entries |= file_entries({name: data})
+        manifest = make_manifest(head, entries)
+        write_synced(self._staging / "timing.json", json_bytes({"seconds": head.report.seconds}))
+        write_synced(self._staging / "manifest.json", json_bytes(manifest.model_dump(mode="json")))
         check_target(self.target)
         if self.target.exists():
             os.rename(self.target, self.folder / "replaced")
@@ -119,18 +112,3 @@ class BundleAssembly:
         """Close the files of an assembly that was not finished."""
         self._tasks.close()
         self._certificates.close()
-
-
-def check_target(target: Path) -> None:
-    """Raises BundleError when what stands at ``target`` is neither a bundle nor an empty folder."""
-    if target.exists() and not (
-        target.is_dir() and ((target / "manifest.json").is_file() or not any(target.iterdir()))
-    ):
-        raise BundleError(f"{target}: exists and is no bundle; choose another path or remove it")
-
-
-def _write(path: Path, data: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())

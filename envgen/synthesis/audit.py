@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from envgen.errors import RefusedDocument
 from envgen.proposers.rules import propose
-from envgen.synthesis.catalog import build_catalog
+from envgen.synthesis.catalog_build import build_catalog
 from envgen.synthesis.difficulty import HARDEST
 from envgen.synthesis.planner import ShapePlanner
 from envgen.synthesis.questions import QuestionPlanner

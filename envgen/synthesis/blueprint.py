@@ -16,6 +16,7 @@ from typing import Any, Literal, cast
 import orjson
 
 from envgen.errors import TaskError
+from envgen.runtime.adding import add_up
 from envgen.synthesis.schema import place_argument
 from envgen.types import ArgumentSource, Blueprint, BlueprintEdge, BlueprintNode, ReferenceStep
 
@@ -108,7 +109,7 @@ def infer(node: BlueprintNode, outputs: Sequence[Any]) -> list[Any]:
     if any(v is None for v in values) or len(values) < 2:
         raise TaskError(f"reasoning {node.id}: needs {node.over} on 2 records or more, got {values}")
     if kind == "sum":
-        return [sum(values)]
+        return [add_up(values)]
     best = min(values) if node.order == "min" else max(values)
     winners = [e for e, v in zip(elements, values, strict=True) if v == best]
     if len(winners) != 1:

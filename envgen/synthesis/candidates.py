@@ -14,7 +14,7 @@ from functools import cached_property
 from envgen.errors import TaskError
 from envgen.runtime.context import mix
 from envgen.synthesis.bench import workbench
-from envgen.synthesis.catalog import build_catalog
+from envgen.synthesis.catalog_build import build_catalog
 from envgen.synthesis.certify import Prover
 from envgen.synthesis.plans import Candidate
 from envgen.synthesis.workspace import key_of

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, cast
 
 from envgen.synthesis.blueprint import parse_path
 from envgen.synthesis.lookups import Access, Link, Locator
-from envgen.synthesis.variants import Variants, variants_of
+from envgen.synthesis.variants import Variants
 from envgen.types import (
     AgentTool,
     Collection,
     EnvironmentDraft,
-    OutputBinding,
     ParamBinding,
     StateField,
     StateSchema,
     ToolSemantics,
 )
-
-MAX_DEPTH = 4
-MAX_LOCATORS = 8
 
 
 def container(path: str) -> tuple[str, str]:
@@ -47,6 +42,11 @@ def narrow(schema: dict[str, Any]) -> dict[str, Any]:
             "type": next((kind for kind in cast("list[str]", kinds) if kind != "null"), "string"),
         }
     return schema
+
+
+def required_leaves(schema: dict[str, Any]) -> frozenset[str]:
+    """Dotted paths of the leaf parameters that a tool with these ``parameters`` insists on."""
+    return frozenset(_required(schema, ""))
 
 
 def _required(schema: dict[str, Any], prefix: str) -> list[str]:
@@ -102,7 +102,7 @@ class Catalog:
         """Dotted paths of the leaf parameters the tool insists on."""
         known = self._needed.get(tool)
         if known is None:
-            known = self._needed[tool] = frozenset(_required(self.tools[tool].parameters, ""))
+            known = self._needed[tool] = required_leaves(self.tools[tool].parameters)
         return known
 
     def members(self, collection: str, name: str) -> dict[str, Any]:
@@ -169,215 +169,6 @@ def link_of(
             if owner == semantics.collection and held.references == parent.name:
                 return Link(binding.param, parent.name, name, binding.required)
     return None
-
-
-def _element(
-    outputs: tuple[OutputBinding, ...], collection: Collection, collections: dict[str, Collection]
-) -> tuple[str, tuple[tuple[str, str], ...]] | None:
-    own = [o for o in outputs if o.collection == collection.name]
-    if not own:
-        return None
-    patterns = [container(o.path)[0] for o in own]
-    keys = [o for o in own if o.field == collection.key]
-    pattern = container(keys[0].path)[0] if keys else max(set(patterns), key=patterns.count)
-    shown: dict[str, str] = {}
-    for binding in own:
-        element, inner = container(binding.path)
-        if element == pattern and (inner or element.endswith("[]")):  # empty: the list holds plain values
-            shown.setdefault(binding.field, inner)
-    references = {f.references: f.name for f in collection.fields if f.references}
-    for binding in outputs:  # a nested parent (article.author.username) shows the foreign key
-        element, inner = container(binding.path)
-        owner = collections.get(binding.collection)
-        carries = owner is not None and binding.field == owner.key and binding.collection in references
-        if carries and element == pattern and inner:
-            shown.setdefault(references[binding.collection], inner)
-    return pattern, tuple(shown.items())
-
-
-def build_catalog(draft: EnvironmentDraft, *, usable: Callable[[str], bool] = lambda _: True) -> Catalog:
-    """Index a draft. ``usable`` lets a caller leave tools out."""
-    collections = {c.name: c for c in draft.state_schema.collections}
-    fields = {(c.name, f.name): f for c in collections.values() for f in c.fields}
-    tools = {t.name: t for t in (*draft.tools, *draft.user_tools)}
-    semantics = {s.tool: s for s in draft.semantics if s.tool in tools and usable(s.tool)}
-    children: dict[str, list[tuple[str, str]]] = {}
-    for (owner, name), held in fields.items():
-        if held.references in collections:
-            children.setdefault(held.references, []).append((owner, name))
-
-    accesses: dict[str, list[Access]] = {}
-    for sem in semantics.values():
-        if sem.writes_state or sem.verb not in ("list", "search", "get") or sem.collection not in collections:
-            continue
-        said = _said_where(sem, collections[sem.collection].entity) if sem.where else ("", "")
-        if sem.where and said == ("", ""):
-            continue  # nothing in its name says which records it shows
-        single = sem.verb == "get" and not collections[sem.collection].singleton
-        if single and sem.key is None:
-            continue
-        found = _element(sem.outputs, collections[sem.collection], collections)
-        if found is None or (single and "[]" in found[0]):
-            continue
-        must = frozenset(_required(tools[sem.tool].parameters, ""))
-        preset = tuple(
-            (b.field, sem.defaults[b.param])
-            for b in sem.filters
-            if b.op == "eq" and b.param in sem.defaults and b.param not in must and not b.required
-        )
-        if preset and said == ("", ""):  # a list that shows the available ones unless told otherwise
-            said = (" ".join(str(value) for _, value in preset), "")
-        links: list[Link] = []
-        by_label, blocked, by_text = "", False, False
-        given: list[tuple[str, str]] = []
-        if single and sem.key is not None:
-            links.append(Link(sem.key.param, sem.collection, collections[sem.collection].key, True))
-        for binding in (*sem.scope, *sem.filters):
-            link = link_of(binding, sem, fields, collections)
-            needed = binding.required or binding.param in must
-            if link is not None and (needed or binding in sem.scope or binding.op == "eq"):
-                if all(link.param != known.param for known in links):
-                    links.append(Link(link.param, link.parent, link.foreign_key, needed))
-            elif needed and binding.field == collections[sem.collection].label and not by_label:
-                by_label = binding.param
-            elif needed and binding.op == "eq" and (binding.collection, binding.field) in fields:
-                held = fields[binding.collection, binding.field]
-                bare = all(path == "" for _, path in found[1])  # plain values: the user says of which kind
-                told = (bare or binding in sem.scope) and held.type == "string"
-                blocked = blocked or not (held.enum or (told and binding.collection == sem.collection))
-                given.append((binding.param, binding.field))
-            elif needed and by_text and any(binding.param == param for param, _ in given):
-                continue  # the same words, looked for in a further field
-            elif needed and _is_text_search(binding, sem, collections[sem.collection], fields):
-                by_text = True
-                given.append((binding.param, binding.field))
-            elif needed:
-                blocked = True
-        covered = {link.param for link in links} | {by_label} | {param for param, _ in given}
-        blocked = blocked or bool(must - covered - set(sem.paging) - set(sem.ignored) - {""})
-        if not blocked:
-            accesses.setdefault(sem.collection, []).append(
-                Access(
-                    sem.tool,
-                    sem.collection,
-                    found[0],
-                    found[1],
-                    tuple(links),
-                    sem.many,
-                    by_label,
-                    tuple(given),
-                    tuple(sem.where_session.items()),
-                    (*sem.where.items(), *preset),
-                    said,
-                    by_text,
-                )
-            )
-
-    catalog = Catalog(
-        draft=draft,
-        collections=collections,
-        fields=fields,
-        semantics=semantics,
-        tools=tools,
-        accesses={name: tuple(found) for name, found in accesses.items()},
-        locators={},
-        writers=tuple(s for s in semantics.values() if s.writes_state),
-        children={name: tuple(found) for name, found in children.items()},
-        variants={name: found for name in collections if (found := variants_of(name, semantics)) is not None},
-    )
-    catalog.locators.update({name: tuple(_locators(catalog, name, MAX_DEPTH)) for name in collections})
-    lists = dict(catalog.locators)
-    for _ in range(2):  # the second time, from records that were themselves shown one by one
-        singles = {name: tuple(_singles(catalog, name)) for name in collections}
-        catalog.locators.update({name: (*lists[name], *more) for name, more in singles.items()})
-    return catalog
-
-
-def _is_text_search(
-    binding: ParamBinding,
-    sem: ToolSemantics,
-    collection: Collection,
-    fields: dict[tuple[str, str], StateField],
-) -> bool:
-    """True for the words of a search in plain text, where records have no name to search for."""
-    held = fields.get((binding.collection, binding.field))
-    if held is None or held.type not in ("string", "text") or held.enum or held.references:
-        return False
-    unnamed = collection.label in ("", collection.key) and binding.collection == collection.name
-    return sem.many and unnamed and binding.op == "contains" and binding.field != collection.key
-
-
-def _said_where(sem: ToolSemantics, entity: str) -> tuple[str, str]:
-    """The words of a tool's name beside verb and noun: ``list_starred_repositories`` shows starred ones,
-    ``GetArticlesFeed`` those of a feed."""
-    words = [
-        w for w in field_words(sem.tool) if w not in ("get", "list", "search", "find", "fetch", "show", "all")
-    ]
-    own = field_words(entity)
-    at = next((i for i, w in enumerate(words) if w[:4] == own[-1][:4]), -1)
-    if at < 0:
-        return "", ""
-    before = [w for w in words[:at] if w not in own]
-    after = words[at + 1 :]
-    if len(before) == 1 and not after:
-        return before[0], ""
-    return ("", f"from my {after[0]}") if len(after) == 1 and not before else ("", "")
-
-
-def _singles(catalog: Catalog, collection: str) -> list[Locator]:
-    """Calls that show one record whose key is known: from a list that shows less of it, from another record
-    that refers to it, or because the user says it."""
-    key = catalog.collections[collection].key
-    found: list[Locator] = []
-    for access in catalog.accesses.get(collection, ()):
-        if not access.single or len(access.links) > 1:
-            continue
-        shown = {name for name, _ in access.fields}
-        ways: list[tuple[Locator | None, str]] = []
-        if catalog.spoken_key(collection):
-            ways.append((None, ""))
-        for locator in catalog.locators[collection]:
-            if locator.access.many and locator.access.path(key) is not None:
-                lacks = shown - {name for name, _ in locator.access.fields}
-                ways += [(locator, "")] if lacks and locator.depth < MAX_DEPTH else []
-        for owner, name in catalog.children.get(collection, ()):
-            for locator in catalog.locators[owner] if owner != collection else ():
-                path = locator.access.path(name)
-                usable = locator.access.many or (locator.access.single and locator.depth == 1)
-                if path is not None and usable and not is_nested(path) and locator.depth < 3:
-                    ways.append((locator, name))
-        found += [Locator(access, (way,), (answer,)) for way, answer in ways[:MAX_LOCATORS]]
-    return found
-
-
-def _locators(catalog: Catalog, collection: str, depth: int) -> list[Locator]:
-    """Look-up chains of at most ``depth`` calls, shallow ones first."""
-    found: list[Locator] = []
-    if depth < 1:
-        return found
-    for access in catalog.accesses.get(collection, ()):
-        if access.single:
-            continue
-        required = tuple(link for link in access.links if link.required)
-        optional = tuple(link for link in access.links if not link.required)
-        options = [required] + [(*required, link) for link in optional]
-        for links in options:
-            chains: list[tuple[Locator | None, ...]] = [()]
-            for link in links:
-                parents: list[Locator | None] = []
-                if catalog.spoken_key(link.parent):
-                    parents.append(None)
-                elif link.parent != collection:
-                    parents.extend(
-                        p
-                        for p in _locators(catalog, link.parent, depth - 1)
-                        if p.access.path(catalog.collections[link.parent].key) is not None and p.access.many
-                    )
-                chains = [(*chain, parent) for chain in chains for parent in parents][:MAX_LOCATORS]
-            narrowed = replace(access, links=links)
-            found.extend(Locator(narrowed, chain) for chain in chains)
-    usable = [locator for locator in found if locator.depth <= depth]
-    return sorted(usable, key=lambda item: item.depth)[:MAX_LOCATORS]
 
 
 def field_words(name: str) -> list[str]:

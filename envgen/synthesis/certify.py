@@ -19,7 +19,7 @@ from envgen.store import Bundle
 from envgen.synthesis.answers import AnswerGates, leaked, why_not_known
 from envgen.synthesis.bench import Workbench, workbench
 from envgen.synthesis.bindings import Bindings
-from envgen.synthesis.catalog import build_catalog
+from envgen.synthesis.catalog_build import build_catalog
 from envgen.synthesis.conversations import Conversations, confirms
 from envgen.synthesis.equivalents import Equivalents
 from envgen.synthesis.forbidden import PolicyGate
@@ -249,12 +249,7 @@ def judge_replays(tasks: Sequence[Task], runs: Sequence[Replayed]) -> dict[str, 
 def validate(bundle: Bundle) -> tuple[Certificate, ...]:
     """Prove every task of a bundle again, all gates, from what is in the bundle. Raises UnsafeCodeError
     for its code."""
-    seed = bundle.manifest.get("seed", 0)
-    prover = Prover(
-        workbench(
-            build_catalog(draft_of(bundle)), bundle.environment_id, seed if isinstance(seed, int) else 0
-        )
-    )
+    prover = _prover_of(bundle)
     replayed = replay_results(bundle)
     duplicates = Duplicates()
     certificates: list[Certificate] = []
@@ -267,10 +262,10 @@ def validate(bundle: Bundle) -> tuple[Certificate, ...]:
 
 def certify(bundle: Bundle, task: Task) -> Certificate:
     """All in-process gates of one task of a bundle (gates 1 and 9 need the whole bundle: see `validate`)."""
+    return Certificate(task_id=task.id, gates=tuple(_prover_of(bundle).gates(task)))
+
+
+def _prover_of(bundle: Bundle) -> Prover:
     seed = bundle.manifest.get("seed", 0)
-    prover = Prover(
-        workbench(
-            build_catalog(draft_of(bundle)), bundle.environment_id, seed if isinstance(seed, int) else 0
-        )
-    )
-    return Certificate(task_id=task.id, gates=tuple(prover.gates(task)))
+    catalog = build_catalog(draft_of(bundle))
+    return Prover(workbench(catalog, bundle.environment_id, seed if isinstance(seed, int) else 0))

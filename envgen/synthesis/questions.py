@@ -9,17 +9,17 @@ recompute it.
 
 from __future__ import annotations
 
-import json
 import random
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
-from importlib import resources
 from typing import Any, Literal
 
 import orjson
 
+from envgen.packaged import packaged_json
+from envgen.runtime.adding import add_up
 from envgen.runtime.context import ToolContext
 from envgen.runtime.state import State
 from envgen.runtime.tools import call_tool
@@ -27,7 +27,7 @@ from envgen.synthesis.bench import Workbench
 from envgen.synthesis.blueprint import Known, Recorder, work_out
 from envgen.synthesis.catalog import Catalog, Locator, field_words, is_nested
 from envgen.synthesis.choices import Choice, Footprint, Needs, Unfit
-from envgen.synthesis.demands import Chooser
+from envgen.synthesis.choosing import RecordChooser
 from envgen.synthesis.difficulty import difficulty
 from envgen.synthesis.instructions import Speaker
 from envgen.synthesis.picks import DULL
@@ -60,8 +60,7 @@ WEIGHTS: dict[QuestionKind, float] = {"field": 3.0, "own": 1.0, "count": 1.0, "s
 @cache
 def templates() -> dict[str, list[str]]:
     """The sentence templates that ship with the package."""
-    text = resources.files("envgen.synthesis").joinpath("data/questions.json").read_text(encoding="utf-8")
-    loaded: dict[str, list[str]] = json.loads(text)
+    loaded: dict[str, list[str]] = packaged_json("envgen.synthesis", "data/questions.json")
     return loaded
 
 
@@ -213,7 +212,7 @@ class QuestionMaker(TaskMaker):
     def question(self, task_id: str, plan: QuestionPlan) -> Task:
         """Realise a plan. Raises Unfit when this draw does not work out."""
         world = build_world(self.catalog, self.maker, self.rng, _needs(plan))
-        choice = self._chosen(plan, Chooser(self.catalog, world, self.maker, self.rng), world.state)
+        choice = self._chosen(plan, RecordChooser(self.catalog, world, self.maker, self.rng), world.state)
         initial = {name: {k: dict(r) for k, r in table.items()} for name, table in world.state.items()}
         recorder = recorder_on(self, initial)
         found, value = self._find(recorder, plan, choice)
@@ -237,7 +236,7 @@ class QuestionMaker(TaskMaker):
             constraints=self.bench.rules,
         )
 
-    def _chosen(self, plan: QuestionPlan, chooser: Chooser, state: StateData) -> Choice:
+    def _chosen(self, plan: QuestionPlan, chooser: RecordChooser, state: StateData) -> Choice:
         if plan.kind == "own":
             record = next(iter(state[plan.pick.yields].values()), None)
             if record is None:
@@ -271,7 +270,7 @@ class QuestionMaker(TaskMaker):
             detail=f"{plan.kind} of {plan.pick.yields}",
         )
         known = recorder.reason(node, plan.kind)[0]
-        wanted = sum(r[plan.field] for r in choice.chosen) if plan.kind == "sum" else len(choice.chosen)
+        wanted = add_up(r[plan.field] for r in choice.chosen) if plan.kind == "sum" else len(choice.chosen)
         if known.value != wanted:
             raise Unfit(f"{plan.kind} comes to {known.value!r}, the world has {wanted!r}")
         return known, known.value

@@ -6,17 +6,16 @@ A pool is drawn once per bundle; tasks draw from it. Names are 1–2 words, numb
 
 from __future__ import annotations
 
-import json
 import random
 import re
 from datetime import date, timedelta
 from functools import cache
-from importlib import resources
 from typing import Any
 
 from mimesis import Generic
 from mimesis.locales import Locale
 
+from envgen.packaged import packaged_json
 from envgen.proposers.rules.words import singular
 from envgen.synthesis.catalog import field_words, narrow
 from envgen.synthesis.sense import has_happened
@@ -67,8 +66,7 @@ _PEOPLE = {"author", "owner", "assignee", "reviewer", "username", "user", "by", 
 @cache
 def words() -> dict[str, Any]:
     """The word lists that ship with the package."""
-    text = resources.files("envgen.synthesis").joinpath("data/words.json").read_text(encoding="utf-8")
-    loaded: dict[str, Any] = json.loads(text)
+    loaded: dict[str, Any] = packaged_json("envgen.synthesis", "data/words.json")
     return loaded
 
 

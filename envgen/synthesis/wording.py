@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from functools import cache
-from importlib import resources
 from typing import Any, cast
 
+from envgen.packaged import packaged_json
 from envgen.synthesis.catalog import field_words
 
 
 @cache
 def phrases() -> dict[str, list[str]]:
     """The templates that ship with the package."""
-    text = resources.files("envgen.synthesis").joinpath("data/phrases.json").read_text(encoding="utf-8")
-    loaded: dict[str, list[str]] = json.loads(text)
+    loaded: dict[str, list[str]] = packaged_json("envgen.synthesis", "data/phrases.json")
     return loaded
 
 

@@ -3,7 +3,7 @@ are no tools."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from envgen.errors import DocumentError
@@ -94,6 +94,15 @@ def _schemas(root: JsonMap, reader: SchemaReader) -> tuple[FieldSpec, ...]:
         place = join(pointer, name)
         result.append(reader.field(name, Sub(schema, place, frozenset({place})), output=True))
     return tuple(result)
+
+
+@dataclass(frozen=True)
+class _Content:
+    """The media type of a body that is read: its name, its schema, and an example of it."""
+
+    media: str
+    schema: Sub
+    example: Any
 
 
 class _Operation:
@@ -215,22 +224,8 @@ class _Operation:
         body, pointer = self._reader.resolve(
             self._operation["requestBody"], join(self._pointer, "requestBody"), "requestBody"
         )
-        content = as_map(
-            body.get("content") if body.get("content") is not None else {},
-            join(pointer, "content"),
-            "content",
-        )
-        media = _media_type(content)
-        if not media:
-            return []
-        place = join(pointer, "content", media)
-        media_object = as_map(content[media] if content[media] is not None else {}, place, "media type")
-        example = media_object.get("example")
-        if example is None:
-            example = _first_example(self._reader, media_object, place)
-        return self._body(
-            Sub(media_object.get("schema", {}), join(place, "schema")), body.get("required") is True, example
-        )
+        found = self._content(body, pointer)
+        return self._body(found.schema, body.get("required") is True, found.example) if found else []
 
     def _body(self, sub: Sub, required: bool, example: Any) -> list[FieldSpec]:
         """Members of the body as parameters; a single wrapping object (``{article: {…}}``) is opened, unless
@@ -290,8 +285,13 @@ class _Operation:
             return self._result(
                 Sub(response["schema"], join(pointer, "schema")), description, "", _swagger_example(response)
             )
+        found = self._content(response, pointer)
+        return self._result(found.schema, description, found.media, found.example) if found else None
+
+    def _content(self, holder: JsonMap, pointer: str) -> _Content | None:
+        """What a request body or a response says of the media type to read; None where it names none."""
         content = as_map(
-            response.get("content") if response.get("content") is not None else {},
+            holder.get("content") if holder.get("content") is not None else {},
             join(pointer, "content"),
             "content",
         )
@@ -303,9 +303,7 @@ class _Operation:
         example = media_object.get("example")
         if example is None:
             example = _first_example(self._reader, media_object, place)
-        return self._result(
-            Sub(media_object.get("schema", {}), join(place, "schema")), description, media, example
-        )
+        return _Content(media, Sub(media_object.get("schema", {}), join(place, "schema")), example)
 
     def _result(self, sub: Sub, description: str, media: str, example: Any) -> FieldSpec:
         spec = self._reader.field("result", sub, location="response", output=True)

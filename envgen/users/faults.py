@@ -7,19 +7,18 @@ a clean one. Everything is a function of task, kind, seed and what the agent sai
 
 from __future__ import annotations
 
-import json
 import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, timedelta
 from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import Any, cast
 
 from pydantic import TypeAdapter, ValidationError
 
+from envgen.packaged import packaged_json
 from envgen.runtime.context import mix
 from envgen.types import Record, Task, UserFact
 from envgen.users.port import FAULT_KINDS, FaultKind, NotesActions, User, UserError, UserReply
@@ -47,8 +46,7 @@ Sentences = Mapping[str, Sequence[str]]
 @cache
 def shipped_sentences() -> Sentences:
     """The sentences that ship with the package."""
-    text = resources.files("envgen.users").joinpath("data/faults.json").read_text(encoding="utf-8")
-    loaded: Sentences = json.loads(text)
+    loaded: Sentences = packaged_json("envgen.users", "data/faults.json")
     return loaded
 
 

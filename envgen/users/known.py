@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import re
 from functools import cache
-from importlib import resources
 
+from envgen.packaged import packaged_json
 from envgen.types import Task
 from envgen.users.scripted import words_of
 from envgen.users.speech import Entity, entities, fold, leaves, says_value
@@ -17,8 +16,7 @@ _SENTENCE = re.compile(r"(?<=[.!?])\s+")
 @cache
 def small_talk() -> frozenset[str]:
     """Words that say nothing of their own: what any conversation is held with."""
-    text = resources.files("envgen.users").joinpath("data/talk.json").read_text(encoding="utf-8")
-    return frozenset(json.loads(text))
+    return frozenset(packaged_json("envgen.users", "data/talk.json"))
 
 
 def stem(word: str) -> str:

@@ -12,14 +12,13 @@ the conversation is over: the rules below do.
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Sequence
 from functools import cache
-from importlib import resources
 from string import Template
 
-from envgen.llm.port import ChatClient, ChatMessage, ChatRequest, LLMError
+from envgen.llm.port import ChatClient, ChatMessage, ChatRequest, LLMBadReply, LLMError
+from envgen.packaged import packaged_json, packaged_text
 from envgen.runtime.context import mix
 from envgen.types import Message, Task
 from envgen.users.port import UserError, UserReply
@@ -34,16 +33,13 @@ _UNKNOWN_SHOWN = 12
 @cache
 def prompt(name: str) -> Template:
     """A prompt that ships with the package (``prompts/<name>.md``)."""
-    return Template(
-        resources.files("envgen.users").joinpath(f"prompts/{name}.md").read_text(encoding="utf-8")
-    )
+    return Template(packaged_text("envgen.users", f"prompts/{name}.md"))
 
 
 @cache
 def personas() -> tuple[str, ...]:
     """Ways of speaking that ship with the package."""
-    text = resources.files("envgen.users").joinpath("data/personas.json").read_text(encoding="utf-8")
-    return tuple(json.loads(text))
+    return tuple(packaged_json("envgen.users", "data/personas.json"))
 
 
 def facts_text(task: Task) -> str:
@@ -71,7 +67,8 @@ class ModelUser:
     """One user of one episode, spoken by ``client``.
 
     ``persona`` empty: one of the shipped ones, chosen by the seed. ``retries``: further tries at a turn that
-    breaks the rules. Raises UserError from `opening` and `reply`; also when the client cannot be asked.
+    breaks the rules or holds no text. Raises UserError from `opening` and `reply`; also when the client
+    cannot be asked.
     """
 
     def __init__(
@@ -130,17 +127,22 @@ class ModelUser:
     def _speak(self) -> str:
         """One turn that keeps the rules. Raises UserError."""
         refused: list[tuple[str, str]] = []
+        problem = ""
         for attempt in range(self._retries + 1):
-            said = self._ask(refused, attempt)
+            try:
+                said = self._ask(refused, attempt)
+            except LLMBadReply as error:  # sampled, like what breaks the rules; the next try has another seed
+                problem = f"the last answer could not be used: {error}"
+                continue
             candidate = Message(role="user", content=said)
             verdict = judge_by_rules(self._task, [*self._dialogue, candidate])
             if not verdict.error:
                 return said
             refused.append((said, verdict.reason))
-        said, reason = refused[-1]
+            problem = f"the last time it said {said!r}: {verdict.reason}"
         raise UserError(
-            f"the user model broke its facts {len(refused)} times in one turn; the last time it said "
-            f"{said!r}: {reason}"
+            f"none of the user model's {self._retries + 1} tries at one turn can be sent, {len(refused)} of "
+            f"them for breaking its facts; {problem}"
         )
 
     def _ask(self, refused: Sequence[tuple[str, str]], attempt: int) -> str:
@@ -165,5 +167,7 @@ class ModelUser:
         )
         try:
             return self._client.complete(request).text.strip()
+        except LLMBadReply:
+            raise
         except LLMError as error:
             raise UserError(f"the user model could not be asked: {error}") from error

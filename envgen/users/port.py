@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol, get_args, runtime_checkable
 
 from envgen.errors import EnvgenError
 from envgen.types import Message, Task
@@ -21,15 +21,7 @@ FaultKind = Literal[
 """How users fail (FAULTS.md 10): another value than the one they know; keeping back what they know; two
 values for one thing; leaving a question unanswered; starting over; saying nothing; asking for more than their
 intent."""
-FAULT_KINDS: tuple[FaultKind, ...] = (
-    "wrong_value",
-    "missing_fact",
-    "contradiction",
-    "early_stop",
-    "restart",
-    "silence",
-    "invented_demand",
-)
+FAULT_KINDS: tuple[FaultKind, ...] = get_args(FaultKind)
 
 
 @dataclass(frozen=True)

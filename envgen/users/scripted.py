@@ -23,12 +23,11 @@ fact and never speaks of anything but its facts, so a scripted user makes no use
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable
 from functools import cache
-from importlib import resources
 
+from envgen.packaged import packaged_json
 from envgen.runtime.context import mix
 from envgen.types import Task, UserFact
 from envgen.users.port import UserReply
@@ -93,8 +92,7 @@ def _proposes_other(message: str, facts: list[UserFact]) -> bool:
 @cache
 def wording() -> dict[str, list[str]]:
     """The sentences that ship with the package: what a varied user chooses from."""
-    text = resources.files("envgen.users").joinpath("data/wording.json").read_text(encoding="utf-8")
-    loaded: dict[str, list[str]] = json.loads(text)
+    loaded: dict[str, list[str]] = packaged_json("envgen.users", "data/wording.json")
     return loaded
 
 

@@ -40,7 +40,8 @@ class UserSettings(_Settings):
     max_tokens: int = Field(default=400, ge=16)
     """Of one turn, thinking included."""
     retries: int = Field(default=2, ge=0)
-    """Further tries at a turn that breaks the facts; then the episode ends with a marked user error."""
+    """Further tries at a turn that breaks the facts or holds no text; then the episode ends with a marked
+    user error."""
     fault_rate: float = Field(default=0.0, ge=0, le=1)
     """Share of episodes whose user makes one mistake on purpose: for trials of the judge, never for a real
     run."""

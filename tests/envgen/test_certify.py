@@ -9,7 +9,7 @@ import pytest
 
 from envgen.store import Bundle, with_tasks
 from envgen.synthesis.bench import workbench
-from envgen.synthesis.catalog import build_catalog
+from envgen.synthesis.catalog_build import build_catalog
 from envgen.synthesis.certify import Prover, certify, draft_of, judge_replays, replay_results, validate
 from envgen.synthesis.pipeline import make_bundle
 from envgen.synthesis.replay import replay_fresh

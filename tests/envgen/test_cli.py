@@ -60,6 +60,13 @@ def test_starts_without_heavy_imports() -> None:
     assert done.stdout.strip() == "[]"
 
 
+def test_runs_as_a_module() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "envgen.cli", "--help"], capture_output=True, text=True, check=True
+    )
+    assert "synth" in done.stdout and done.stderr == ""
+
+
 def test_package_init_imports_nothing() -> None:
     code = "import sys; before = set(sys.modules); import envgen; print(sorted(set(sys.modules) - before))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

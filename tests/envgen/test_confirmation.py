@@ -10,7 +10,7 @@ from envgen.runtime.criteria import affirms
 from envgen.runtime.env import open_env
 from envgen.store import Bundle
 from envgen.synthesis.bench import workbench
-from envgen.synthesis.catalog import build_catalog
+from envgen.synthesis.catalog_build import build_catalog
 from envgen.synthesis.certify import Prover, draft_of, validate
 from envgen.synthesis.pipeline import make_bundle
 from envgen.types import Message, ReferenceStep, StopReason, Task, TraceConstraint

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from envgen.store import Bundle
 from envgen.synthesis.blueprint import infer
-from envgen.synthesis.catalog import Catalog, build_catalog
+from envgen.synthesis.catalog import Catalog
+from envgen.synthesis.catalog_build import build_catalog
 from envgen.synthesis.certify import validate
 from envgen.synthesis.coverage import edges_used, full_sequence
 from envgen.synthesis.pipeline import read_and_propose, synthesize

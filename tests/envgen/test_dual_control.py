@@ -18,7 +18,7 @@ from envgen.runtime.regrade import read_trajectories, regrade
 from envgen.runtime.shared import make_runtime
 from envgen.store import Bundle, environment_identity, load_bundle, write_bundle
 from envgen.synthesis.bench import workbench
-from envgen.synthesis.catalog import build_catalog
+from envgen.synthesis.catalog_build import build_catalog
 from envgen.synthesis.certify import Prover, draft_of, replay_results, validate
 from envgen.synthesis.pipeline import make_bundle
 from envgen.synthesis.replay import replay_task

@@ -11,7 +11,7 @@ from envgen.errors import TaskError
 from envgen.store import environment_identity
 from envgen.synthesis import equivalents as module
 from envgen.synthesis.bench import workbench
-from envgen.synthesis.catalog import build_catalog
+from envgen.synthesis.catalog_build import build_catalog
 from envgen.synthesis.certify import Prover
 from envgen.synthesis.equivalents import Equivalents, orders_of
 from envgen.types import (

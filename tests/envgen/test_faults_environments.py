@@ -16,7 +16,7 @@ from envgen.runtime.sandbox import load_tools
 from envgen.store import Bundle, environment_identity, with_tasks
 from envgen.synthesis.bench import workbench
 from envgen.synthesis.blueprint import infer
-from envgen.synthesis.catalog import build_catalog
+from envgen.synthesis.catalog_build import build_catalog
 from envgen.synthesis.certify import Prover, draft_of, replay_results
 from envgen.synthesis.difficulty import difficulty
 from envgen.synthesis.pipeline import make_bundle

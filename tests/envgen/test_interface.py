@@ -54,6 +54,7 @@ PINNED = {
     "measure_judge",
     "open_env",
     "read_sentences",
+    "read_tool_doc",
     "step_all",
     "synthesize",
     "user_maker",

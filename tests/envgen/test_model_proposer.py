@@ -161,6 +161,7 @@ HOSTILE: dict[str, tuple[str, Callable[[str], str], str]] = {
     "extra member": ("update_project", lambda t: t[:-1] + ', "note": 1}', "Extra inputs"),
     "imports os before": ("update_project", code(lambda t: "import os\n" + t), "expected one function"),
     "imports os inside": ("update_project", first("import os"), "import is not allowed"),
+    "f-string of 3.12": ("update_project", first("""x = f"{"a"}" """), "f-string"),
     "dunder": ("update_project", first("x = state.__class__"), "not allowed in tool code"),
     "private": ("update_project", first("x = state._base"), "not allowed in tool code"),
     "eval": ("update_project", first('eval("1")'), "not allowed in tool code"),

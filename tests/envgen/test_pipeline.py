@@ -12,7 +12,7 @@ import pytest
 
 from envgen.errors import EnvgenError, RefusedDocument
 from envgen.store import Bundle, load_bundle, write_bundle
-from envgen.synthesis.catalog import build_catalog
+from envgen.synthesis.catalog_build import build_catalog
 from envgen.synthesis.certify import draft_of, validate
 from envgen.synthesis.pipeline import make_bundle, synthesize
 from tests.envgen.mock_domain import DOC, mock_draft

@@ -296,6 +296,13 @@ def test_code_sees_only_the_listed_builtins() -> None:
     assert not any(name.startswith("_") for name in (*ALLOWED_METHODS, *ALLOWED_BUILTINS))
 
 
+def test_sums_of_floats_are_those_of_every_python() -> None:
+    sums = "sum([0.1] * 10), sum([1, 0.1, 1e16, -1e16]), sum([2, 3], 4), sum([[1], [2]], [])"
+    assert call(tool(f"return [{sums}]")) == [0.9999999999999999, 2.0, 9, [1, 2]]
+    with pytest.raises(TypeError, match="can't sum strings"):
+        call(tool("return sum([], '')"))
+
+
 def test_no_address_reaches_text() -> None:
     source = tool(
         "return [f'{state}', f'{ctx}', str(zip([1], [2])), f'{enumerate([1])}', str(reversed([1, 2]))]"

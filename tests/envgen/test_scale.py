@@ -157,7 +157,9 @@ def test_a_failure_while_the_bundle_is_put_together_loses_no_round(
     target = tmp_path / "b"
     write_order(order(seed=1), target, SerialExecutor())
     old = files_of(target)
-    monkeypatch.setattr("envgen.synthesis.assembly._write", lambda *_: (_ for _ in ()).throw(OSError("full")))
+    monkeypatch.setattr(
+        "envgen.synthesis.assembly.write_synced", lambda *_: (_ for _ in ()).throw(OSError("full"))
+    )
     with pytest.raises(OSError, match="full"):
         write_order(order(), target, SerialExecutor())
     assert files_of(target) == old and rounds(target) >= 1

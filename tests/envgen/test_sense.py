@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from envgen.store import Bundle
-from envgen.synthesis.catalog import Catalog, build_catalog
+from envgen.synthesis.catalog import Catalog
+from envgen.synthesis.catalog_build import build_catalog
 from envgen.synthesis.pipeline import synthesize
 from envgen.synthesis.sense import Sense, has_happened, is_past, ordered_pairs
 from envgen.types import Collection, EnvironmentDraft, StateField, StateSchema, Task

@@ -28,7 +28,7 @@ from envgen.runtime.shared import EnvRuntime, make_runtime
 from envgen.types import EnvLimits, Message, StepResult, StopReason, ToolCall
 from envgen.users.port import NO_ERROR, User, UserError, UserReply
 from tests.envgen.mock_domain import mock_bundle
-from tests.envgen.test_isolation import CALLS, with_tool
+from tests.envgen.test_isolation import CALLS, alone, with_tool
 
 pytestmark = pytest.mark.skipif(
     not capabilities().contained, reason=f"this machine cannot contain tool code: {capabilities().lacking}"
@@ -338,11 +338,11 @@ def test_an_episode_that_cannot_be_made_anew_is_a_defect_and_no_other() -> None:
     assert "answered otherwise" in first.defect
 
 
-def test_a_forked_process_steps_with_workers_of_its_own() -> None:
+def fork_and_step() -> None:
     envs = [begun(seed=seed) for seed in range(5)]
     in_step(envs, [UPDATE] * 5)
     child = os.fork()
-    if child == 0:  # pragma: no cover - the other process
+    if child == 0:
         code = 1
         try:
             out = in_step(envs, [GET] * 5)
@@ -353,6 +353,10 @@ def test_a_forked_process_steps_with_workers_of_its_own() -> None:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert all(r.tool_errors == 0 for r in in_step(envs, [GET] * 5))
+
+
+def test_a_forked_process_steps_with_workers_of_its_own() -> None:
+    alone(fork_and_step)
 
 
 def test_a_defect_is_an_answer_of_run_calls() -> None:

@@ -13,7 +13,7 @@ from envgen.runtime.env import open_env
 from envgen.store import Bundle, environment_identity
 from envgen.synthesis.bench import workbench
 from envgen.synthesis.blueprint import fetch, infer, resolve, work_out
-from envgen.synthesis.catalog import build_catalog
+from envgen.synthesis.catalog_build import build_catalog
 from envgen.synthesis.certify import Prover, draft_of
 from envgen.synthesis.pipeline import make_bundle, synthesize
 from envgen.types import BlueprintNode, Message, Task, ToolCall

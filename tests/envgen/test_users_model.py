@@ -75,7 +75,22 @@ def test_after_its_retries_the_user_gives_up_and_the_episode_is_marked() -> None
     env.start()
     assert env.step(say("Which title?")).stop_reason is StopReason.USER_ERROR
     assert (env.user_error, env.user_verdict.kind, env.user_verdict.turn) == (True, "user", 1)
-    assert "broke its facts 3 times in one turn" in env.user_verdict.reason
+    assert "none of the user model's 3 tries" in env.user_verdict.reason
+    assert "3 of them for breaking its facts; the last time it said 'It is" in env.user_verdict.reason
+
+
+def test_a_turn_without_text_is_asked_for_again_with_another_seed() -> None:
+    with (
+        scripted_server([TASK.instruction, " ", f'It is "{TITLE}".', *[" "] * 3]) as server,
+        client(server.base_url) as model,
+    ):
+        user = ModelUser(TASK, model, retries=2)
+        user.opening()
+        assert user.reply("Which title?") == UserReply(f'It is "{TITLE}".')
+        empty, again = server.requests[1:3]
+        assert empty["messages"] == again["messages"] and empty["seed"] != again["seed"]
+        with pytest.raises(UserError, match=r"3 tries .* 0 of them for breaking.*answer holds no text"):
+            user.reply("And which notebook?")
 
 
 def test_a_user_that_cannot_be_asked_ends_the_episode_before_it_begins() -> None:
@@ -94,7 +109,7 @@ def test_the_rules_end_it_not_the_model() -> None:
     assert user.reply(" ") == END
     over = [user.reply(f"Question {i}?").done for i in range(MAX_ANSWERS + 1)]
     assert over == [False] * MAX_ANSWERS + [True]
-    with pytest.raises(UserError, match="broke its facts"):
+    with pytest.raises(UserError, match="1 of them for breaking its facts"):
         ModelUser(BUNDLE.task("notes-1"), ScriptedClient(["Do something."]), retries=0).opening()
     assert ModelUser(TASK, ScriptedClient([])).reply("Done.") == END
 

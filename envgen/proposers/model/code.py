@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from envgen.proposers.model.asking import Wrong
 from envgen.proposers.model.statements import hidden_params
-from envgen.runtime.parsing import parse_source
+from envgen.runtime.parsing import later_f_string, parse_source
 from envgen.synthesis.functions import generate_source
 from envgen.synthesis.source_text import identifier, literal
 from envgen.types import StateSchema, ToolSemantics, ToolSpec
@@ -47,6 +47,11 @@ def check_form(code: str, spec: ToolSpec) -> str:
         wanted = parse_source(function_head(spec) + "\n    pass").body[0]
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise Wrong(f"code is not valid Python: {error}") from error
+    if line := later_f_string(text):  # a bundle that is made on a later Python is read on 3.11 too
+        raise Wrong(
+            f"code line {line}: an f-string that Python 3.11 cannot read; in its braces use the other kind "
+            "of quotes, and no backslash, comment or line end"
+        )
     if len(tree.body) != 1 or not isinstance(tree.body[0], ast.FunctionDef):
         kinds = ", ".join(type(node).__name__ for node in tree.body[:4]) or "nothing"
         raise Wrong(f"code: got {kinds}, expected one function and nothing beside it")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from functools import cache
-from importlib import resources
 from string import Template
+
+from envgen.packaged import packaged_text
 
 NAMES = ("system", "tools", "state", "tool", "repair")
 
@@ -13,8 +14,7 @@ NAMES = ("system", "tools", "state", "tool", "repair")
 @cache
 def prompt_text(name: str) -> str:
     """The text of one prompt, placeholders and all."""
-    folder = resources.files("envgen.proposers.model").joinpath("prompts")
-    return folder.joinpath(f"{name}.md").read_text(encoding="utf-8")
+    return packaged_text("envgen.proposers.model", f"prompts/{name}.md")
 
 
 def render(name: str, **values: str) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 from envgen.proposers.model.answers import BindingAnswer, OutputAnswer, RuleAnswer, StatementAnswer
 from envgen.proposers.model.asking import Wrong
 from envgen.proposers.rules.entity import is_credential
+from envgen.proposers.rules.parts import must_exist
 from envgen.proposers.rules.words import a
 from envgen.synthesis.catalog import container
 from envgen.synthesis.schema import children_of, descendants, field_of, is_clock, paging_kind
@@ -208,11 +209,13 @@ class _Builder:
     def _exists(self, key: ParamBinding | None, scope: tuple[ParamBinding, ...]) -> list[Precondition]:
         rules: list[Precondition] = []
         if key is not None:
-            rules.append(_exists(self.col, key.param, self.spec.pointer))
+            rules.append(must_exist(self.col, key.param, self.spec.pointer))
         for item in scope:
             owner = field_of(self.col, item.field)
             if owner is not None and owner.references:
-                rules.append(_exists(self.schema.collection(owner.references), item.param, self.spec.pointer))
+                rules.append(
+                    must_exist(self.schema.collection(owner.references), item.param, self.spec.pointer)
+                )
         return rules
 
     def _rules(self, items: tuple[RuleAnswer, ...], writes: tuple[ParamBinding, ...]) -> list[Precondition]:
@@ -295,13 +298,3 @@ class _Builder:
         if many and self.col.key not in {item.field for item in items}:
             self._wrong(f"outputs: show the key {self.col.key!r}, or nothing listed could be acted on")
         return tuple(OutputBinding(path=i.path, collection=self.col.name, field=i.field) for i in items)
-
-
-def _exists(collection: Collection, param: str, pointer: str) -> Precondition:
-    return Precondition(
-        kind="exists",
-        collection=collection.name,
-        field=collection.key,
-        message=f"No {collection.entity} {{{param}}}.",
-        provenance=pointer,
-    )

@@ -28,7 +28,8 @@ from envgen.runtime.sandbox import Tool, load_tools
 from envgen.runtime.state import State, same_json
 from envgen.runtime.tools import ToolOutcome, call_tool, checked_call, compile_tools
 from envgen.synthesis.blueprint import fetch, resolve
-from envgen.synthesis.catalog import build_catalog, container
+from envgen.synthesis.catalog import container
+from envgen.synthesis.catalog_build import build_catalog
 from envgen.synthesis.choices import Needs
 from envgen.synthesis.functions import generate_source
 from envgen.synthesis.values import ValueMaker, ValuePool

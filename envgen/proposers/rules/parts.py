@@ -11,6 +11,7 @@ from envgen.proposers.rules.entity import (
 from envgen.proposers.rules.results import result_of
 from envgen.proposers.rules.targets import Target
 from envgen.types import (
+    Collection,
     FieldSpec,
     Ordering,
     ParamBinding,
@@ -95,13 +96,14 @@ def common(target: Target, entity: Entity, world: World, parts: Parts, **more: A
     )
 
 
-def parent_exists(parent: Entity, param: str, target: Target) -> Precondition:
+def must_exist(owner: Entity | Collection, param: str, pointer: str) -> Precondition:
+    """A call is refused where ``param`` is the key of no record; ``pointer``: where the document has it."""
     return Precondition(
         kind="exists",
-        collection=parent.name,
-        field=parent.key,
-        message=f"No {parent.entity} {{{param}}}.",
-        provenance=target.tool.pointer,
+        collection=owner.name,
+        field=owner.key,
+        message=f"No {owner.entity} {{{param}}}.",
+        provenance=pointer,
     )
 
 

@@ -18,7 +18,7 @@ from envgen.proposers.rules.parts import (
     common,
     drop_optional,
     free_params,
-    parent_exists,
+    must_exist,
 )
 from envgen.proposers.rules.targets import Target
 from envgen.proposers.rules.words import singular, split_words
@@ -97,7 +97,7 @@ def list_semantics(target: Target, entity: Entity, world: World, parts: Parts) -
                 if _is_scope(binding, entity) and spec.required:
                     parts.scope.append(binding)
                     parent = world.by_name(entity.fields[binding.field].references)
-                    parts.rules.append(parent_exists(parent, binding.param, target))
+                    parts.rules.append(must_exist(parent, binding.param, target.tool.pointer))
                 else:
                     parts.filters.append(binding)
             if isinstance(spec.default, str | int | float) and spec.default not in ("None", "null"):

@@ -12,8 +12,8 @@ from envgen.proposers.rules.parts import (
     Refused,
     World,
     common,
+    must_exist,
     param_of,
-    parent_exists,
 )
 from envgen.proposers.rules.reads import get_semantics, list_semantics, stats_semantics
 from envgen.proposers.rules.relations import toggle_field
@@ -22,7 +22,6 @@ from envgen.proposers.rules.targets import Target
 from envgen.proposers.rules.writes import create_semantics, delete_semantics, set_semantics, update_semantics
 from envgen.types import (
     ParamBinding,
-    Precondition,
     ToolSemantics,
 )
 
@@ -75,20 +74,12 @@ def _key_and_parents(target: Target, entity: Entity, world: World, parts: Parts)
         parts.key = ParamBinding(
             param=target.key_param, collection=entity.name, field=entity.key, required=True
         )
-        parts.rules.append(
-            Precondition(
-                kind="exists",
-                collection=entity.name,
-                field=entity.key,
-                message=f"No {entity.entity} {{{target.key_param}}}.",
-                provenance=spec.pointer if spec is not None else "",
-            )
-        )
+        parts.rules.append(must_exist(entity, target.key_param, spec.pointer if spec is not None else ""))
     for words, param in target.parents[-1:]:
         parent = world.entities[words]
         name = parent_field(entity, parent, param)
         parts.scope.append(ParamBinding(param=param, collection=entity.name, field=name, required=True))
-        parts.rules.append(parent_exists(parent, param, target))
+        parts.rules.append(must_exist(parent, param, target.tool.pointer))
     for spec in target.tool.params:
         if spec.location in ("header", "cookie"):
             parts.ignored.append(spec.name)
@@ -105,4 +96,4 @@ def _key_and_parents(target: Target, entity: Entity, world: World, parts: Parts)
                 ParamBinding(param=spec.name, collection=entity.name, field=spec.name, required=spec.required)
             )
             if item.references:
-                parts.rules.append(parent_exists(world.by_name(item.references), spec.name, target))
+                parts.rules.append(must_exist(world.by_name(item.references), spec.name, target.tool.pointer))

@@ -17,8 +17,8 @@ from envgen.proposers.rules.parts import (
     common,
     drop_optional,
     free_params,
+    must_exist,
     param_of,
-    parent_exists,
 )
 from envgen.proposers.rules.relations import state_change
 from envgen.proposers.rules.targets import Target, named_params
@@ -58,7 +58,7 @@ def _write_params(target: Target, entity: Entity, world: World, parts: Parts) ->
             owned = owned and not named_key
             (parts.scope if owned else parts.writes).append(binding)
             if item.references:
-                parts.rules.append(parent_exists(world.by_name(item.references), path, target))
+                parts.rules.append(must_exist(world.by_name(item.references), path, target.tool.pointer))
             if "unique" in inner.description.lower() and "must" in inner.description.lower():
                 parts.rules.append(
                     Precondition(
@@ -118,15 +118,7 @@ def update_semantics(target: Target, entity: Entity, world: World, parts: Parts)
         if spec is None:
             raise Refused(f"no parameter says which {entity.entity} it changes")
         parts.key = ParamBinding(param=spec.name, collection=entity.name, field=entity.key, required=True)
-        parts.rules.append(
-            Precondition(
-                kind="exists",
-                collection=entity.name,
-                field=entity.key,
-                message=f"No {entity.entity} {{{spec.name}}}.",
-                provenance=spec.pointer,
-            )
-        )
+        parts.rules.append(must_exist(entity, spec.name, spec.pointer))
         if not spec.required:
             parts.assumptions.append(f"{spec.name} must be given: it says which {entity.entity} is changed")
     _write_params(target, entity, world, parts)

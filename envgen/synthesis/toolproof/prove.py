@@ -30,7 +30,8 @@ from envgen.runtime.sandbox import Tool, load_tools
 from envgen.runtime.state import State, same_json
 from envgen.runtime.tools import ToolOutcome, ToolTable, call_tool, checked_call, compile_tools
 from envgen.synthesis.blueprint import fetch, resolve
-from envgen.synthesis.catalog import Catalog, build_catalog, container
+from envgen.synthesis.catalog import Catalog, container
+from envgen.synthesis.catalog_build import build_catalog
 from envgen.synthesis.toolproof.cases import Case, CaseMaker, worlds
 from envgen.synthesis.toolproof.forms import misfit
 from envgen.synthesis.toolproof.meaning import Expected, Meaning
