@@ -7,7 +7,7 @@ export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart install install-dev test sglang-server test-sglang check format study clean
+.PHONY: help quickstart install install-dev test sglang-server test-sglang test-tpu check format study clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -41,6 +41,12 @@ test-sglang: install-dev sglang-server ## contract tests against a real SGLang s
 	AUTOFORGE_SGLANG_PYTHON=$(CURDIR)/$(SGLANG_VENV)/bin/python JAX_PLATFORMS=cpu \
 	  $(BIN)/python -m pytest -p no:xdist tests/sglang
 
+# libtpu's compiler for TPUs that are not here, in an environment of its own.
+TPU_VENV := .venv-tpu
+test-tpu: ## compile the learner's and the engine's programs for TPUs; no TPU is needed (about 3 minutes)
+	PYTHON=$(PYTHON) tests/tpu/install.sh $(TPU_VENV)
+	JAX_PLATFORMS=cpu $(TPU_VENV)/bin/python -m pytest -p no:xdist tests/tpu
+
 check: install-dev ## ruff, format, pyright, import-linter, shellcheck
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -58,4 +64,4 @@ study: install ## the full study behind the README's table: 3 seeds of configs/t
 	done
 
 clean: ## remove caches and the virtual environment (never runs/)
-	rm -rf $(VENV) .jax_cache .pytest_cache .ruff_cache build *.egg-info
+	rm -rf $(VENV) $(TPU_VENV) .jax_cache .pytest_cache .ruff_cache build *.egg-info

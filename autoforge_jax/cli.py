@@ -146,15 +146,37 @@ def plan(
     chip: Annotated[
         str, typer.Option("--chip", help="Plan for this chip instead of the config's mesh.chip, e.g. h200.")
     ] = "",
+    compiling: Annotated[
+        bool,
+        typer.Option(
+            "--compile",
+            help="Also compile the run's programs for its chips, without having any (docs/scale.md).",
+        ),
+    ] = False,
+    topology: Annotated[
+        str, typer.Option("--topology", help="With --compile: of one TPU slice, e.g. v5p:2x4x8.")
+    ] = "",
+    slices: Annotated[
+        int, typer.Option("--slices", help="With --compile: slices of TPUs, hosts of GPUs.")
+    ] = 1,
 ) -> None:
     """Print memory by part and least step time, without the hardware; exit code 1 when it does not fit."""
     with user_errors():
         loaded = _load(config, overrides, False)
+        if compiling:
+            os.environ["JAX_PLATFORMS"] = "cpu"  # the compiler is for compiling only, whatever is here
         from autoforge_jax.plan.report import make_plan, plan_text
 
         made = make_plan(loaded, chip)
-        print(plan_text(made))
-    if not made.fits:
+        print(plan_text(made), flush=True)
+        fits = made.fits
+        if compiling:
+            from autoforge_jax.plan.compiled import compile_plan, compiled_text
+
+            compiled = compile_plan(made, topology, slices)
+            print(compiled_text(compiled, made))
+            fits = compiled.largest.total <= made.room
+    if not fits:
         raise typer.Exit(1)
 
 
@@ -255,6 +277,9 @@ def doctor() -> None:
 
 def main() -> None:
     """Entry point of the `autoforge` script."""
+    from autoforge_jax.xla_flags import prepare_process
+
+    prepare_process()
     app()
 
 

@@ -40,11 +40,12 @@ from autoforge_jax.numerics.kernels import choose_kernel
 from autoforge_jax.plan.chips import chip_named
 from autoforge_jax.plan.memory import adapter_weights
 from autoforge_jax.train.assembly import create_params
-from autoforge_jax.train.forward import adapted_forward
+from autoforge_jax.train.forward import adapted_forward, forward_of
 from autoforge_jax.train.instruments import compile_clock, device_memory_gb, host_memory_gb
+from autoforge_jax.train.objectives import PolicyObjective
 from autoforge_jax.train.optimizer import make_optimizer
 from autoforge_jax.train.state import init_state
-from autoforge_jax.train.step import PolicyObjective, forward_of, make_train_step
+from autoforge_jax.train.step import make_train_step
 from autoforge_jax.train.throughput import throughput, work_of
 from autoforge_jax.types import TrainingSample
 

@@ -1,6 +1,7 @@
 """One policy-gradient update, side by side: this learner, Tunix, and torch + transformers.
 
-    python benchmarks/learner.py --tunix TUNIX_PYTHON --torch TORCH_PYTHON [--remat] [--rounds 7] [--core 1]
+    python benchmarks/learner.py --tunix TUNIX_PYTHON --torch TORCH_PYTHON [--remat] [--rounds 7]
+        [--compiles 5] [--core 1]
 
 Each side runs in a process of its own, under the Python it is given (its own virtual environment:
 google-tunix 0.1.7; torch 2.13 with transformers and safetensors), on one pinned core with one thread, without
@@ -15,9 +16,13 @@ Tunix's RematConfig.NONE; transformers without gradient checkpointing). `--remat
 (model.remat = true; RematConfig.DECODER). Ours computes scores, logits, norms and activations again in any
 case.
 
-Sides take turns, one update each per round; CPU seconds (user and system) are the process's own. Compile
-seconds: CPU seconds of the first update minus the median of the others, tracing included. Memory: the
-process's high-water mark, and the same minus what it held after its imports.
+Sides take turns, one update each per round; CPU seconds (user and system) are the process's own. Memory: the
+process's high-water mark after these rounds, and the same minus what it held after its imports.
+
+Compile seconds are JAX's own (tracing, lowering and XLA together, as `jax.monitoring` gives them) in an
+update after `jax.clear_caches()`: `--compiles` times, sides taking turns, the median. `first` is the CPU time
+of a process's first update beyond the median of the others: what a user waits for, with whatever libraries
+import and set up late, and with the first touch of the memory.
 """
 
 from __future__ import annotations
@@ -60,19 +65,24 @@ def data() -> dict[str, Any]:
 
 
 def ours(folder: Path, *, remat: bool = False) -> Step:
-    """autoforge_jax."""
+    """autoforge_jax, in a process prepared as `autoforge` does."""
     from flax import nnx
 
     from autoforge_jax.config import BatchConfig, OptimizerConfig
     from autoforge_jax.data.batch import pack
-    from autoforge_jax.model.load_hf import load_hf, read_hf_config
+    from autoforge_jax.model.hf_config import read_hf_config
+    from autoforge_jax.model.load_hf import load_hf
     from autoforge_jax.model.qwen3 import Qwen3
     from autoforge_jax.numerics.losses import PolicyLossConfig
+    from autoforge_jax.train.forward import forward_of
+    from autoforge_jax.train.objectives import PolicyObjective
     from autoforge_jax.train.optimizer import make_optimizer
     from autoforge_jax.train.state import init_state
-    from autoforge_jax.train.step import PolicyObjective, forward_of, make_train_step
+    from autoforge_jax.train.step import make_train_step
     from autoforge_jax.types import TrainingSample
+    from autoforge_jax.xla_flags import prepare_process
 
+    prepare_process()
     batch = data()
     config = replace(read_hf_config(folder), remat=remat)
     graphdef = nnx.split(nnx.eval_shape(lambda: Qwen3(config, rngs=nnx.Rngs(0))), nnx.Param)[0]
@@ -211,6 +221,10 @@ SIDES: dict[str, Callable[[Path], Step]] = {
 IMPORTS = {"ours": "autoforge_jax.train.step", "tunix": "tunix.rl.grpo.grpo_learner", "torch": "transformers"}
 
 
+COMPILATION = "/jax/core/compile/"
+"""Beginning of the names of JAX's events."""
+
+
 def memory(key: str) -> float:
     """Megabytes of VmRSS or VmHWM of this process."""
     for line in Path("/proc/self/status").read_text().splitlines():
@@ -220,29 +234,45 @@ def memory(key: str) -> float:
 
 
 def worker(side: str, folder: Path, core: int) -> None:
-    """One side: a JSON line after its first update, one per update that is asked for, one at the end."""
+    """One side: a JSON line after its first update, then one per update that is asked for: "step", or
+    "compile" for an update that compiles everything again."""
     os.sched_setaffinity(0, {core})
     replies, sys.stdout = sys.stdout, sys.stderr  # libraries may print
     __import__(IMPORTS[side.removesuffix(REMAT)])
     imported = memory("VmRSS")
     step = SIDES[side](folder)
 
+    compiled = [0.0]
+    if side != "torch":
+        import jax
+
+        def listen(event: str, seconds: float, **_: object) -> None:
+            compiled[0] += seconds if event.startswith(COMPILATION) else 0.0
+
+        jax.monitoring.register_event_duration_secs_listener(listen)
+
     def measured() -> dict[str, float]:
+        compiled[0] = 0.0
         wall, cpu = time.perf_counter(), time.process_time()
         loss, norm = step()
         wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-        return {"loss": loss, "norm": norm, "wall": wall, "cpu": cpu}
+        return {
+            "loss": loss,
+            "norm": norm,
+            "wall": wall,
+            "cpu": cpu,
+            "compiled": compiled[0],
+            "peak": memory("VmHWM"),
+        }
 
     def reply(values: dict[str, float]) -> None:
         print(json.dumps(values), file=replies, flush=True)
 
-    reply(measured())
+    reply(measured() | {"imported": imported})
     for line in sys.stdin:
-        if line.strip() == "step":
-            reply(measured())
-        else:
-            break
-    reply({"peak": memory("VmHWM"), "imported": imported})
+        if line.strip() == "compile":
+            jax.clear_caches()  # pyright: ignore[reportPossiblyUnboundVariable]  torch is never asked
+        reply(measured())
 
 
 def write_model(folder: Path) -> None:
@@ -276,6 +306,7 @@ class Side:
         )  # fmt: skip
         self.first = self._read()
         self.updates: list[dict[str, float]] = []
+        self.compiles: list[float] = []
 
     def _read(self) -> dict[str, float]:
         assert self._process.stdout is not None
@@ -286,23 +317,28 @@ class Side:
             )
         return json.loads(line)
 
-    def step(self) -> None:
+    def step(self, command: str = "step") -> dict[str, float]:
         """One update."""
         assert self._process.stdin is not None
-        print("step", file=self._process.stdin, flush=True)
-        self.updates.append(self._read())
+        print(command, file=self._process.stdin, flush=True)
+        return self._read()
 
-    def finish(self) -> dict[str, float]:
-        """End the process; its numbers."""
+    def finish(self) -> list[str]:
+        """End the process; a row of the table."""
         assert self._process.stdin is not None
         self._process.stdin.close()
-        numbers = self._read()
         self._process.wait()
-        cpu = sorted(update["cpu"] for update in self.updates)
-        middle = statistics.median(cpu)
-        return numbers | {
-            "cpu": middle, "cpu_low": cpu[0], "cpu_high": cpu[-1], "compile": self.first["cpu"] - middle,
-        }  # fmt: skip
+        cpu = [update["cpu"] for update in self.updates]
+        first = self.first["cpu"] - statistics.median(cpu)
+        peak = self.updates[-1]["peak"]
+        compiled = spread(self.compiles) if self.compiles else ""
+        above = peak - self.first["imported"]
+        return [self.name, spread(cpu), compiled, f"{first:.1f}", f"{peak:.0f}", f"{above:.0f}"]
+
+
+def spread(values: list[float]) -> str:
+    """Median [least, most]."""
+    return f"{statistics.median(values):.2f} [{min(values):.2f}, {max(values):.2f}]"
 
 
 def main() -> None:
@@ -314,6 +350,7 @@ def main() -> None:
     parser.add_argument("--torch", help="Python of a virtual environment with torch and transformers")
     parser.add_argument("--remat", action="store_true", help="both JAX sides with remat too")
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--compiles", type=int, default=5)
     parser.add_argument("--core", type=int, default=0)
     parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
@@ -341,15 +378,17 @@ def main() -> None:
                     raise SystemExit(f"{side.name} computes another {key}: not the same work")
         for _ in range(chosen.rounds):
             for side in sides:
-                side.step()
-        results = {side.name: side.finish() for side in sides}
+                side.updates.append(side.step())
+        for _ in range(chosen.compiles):
+            for side in sides:
+                if side.name != "torch":
+                    side.compiles.append(side.step("compile")["compiled"])
+        rows = [side.finish() for side in sides]
     load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
     print(f"{chosen.rounds} rounds, core {chosen.core}, Python {sys.version.split()[0]}, load {load}")
-    print(f"{'side':<12}{'CPU s':>8}{'(low – high)':>17}{'compile s':>11}{'peak MB':>9}{'above imports':>15}")
-    for name, r in results.items():
-        spread = f"({r['cpu_low']:.2f} – {r['cpu_high']:.2f})"
-        above = r["peak"] - r["imported"]
-        print(f"{name:<12}{r['cpu']:>8.2f}{spread:>17}{r['compile']:>11.1f}{r['peak']:>9.0f}{above:>15.0f}")
+    titles = ["side", "CPU s", "compile s", "first", "peak MB", "above imports"]
+    for row in [titles, *rows]:
+        print("".join(f"{cell:<{width}}" for cell, width in zip(row, (13, 22, 20, 8, 9, 13), strict=True)))
 
 
 if __name__ == "__main__":

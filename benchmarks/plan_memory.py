@@ -18,9 +18,10 @@ from autoforge_jax.model.config import Qwen3Config
 from autoforge_jax.model.lora import init_adapters
 from autoforge_jax.plan.batch import batch_plan
 from autoforge_jax.plan.memory import abstract_batch, abstract_params, learner_parts
-from autoforge_jax.train.forward import adapted_forward
+from autoforge_jax.train.forward import adapted_forward, forward_of
+from autoforge_jax.train.objectives import SupervisedObjective
 from autoforge_jax.train.optimizer import make_optimizer
-from autoforge_jax.train.step import SupervisedObjective, forward_of, make_train_step
+from autoforge_jax.train.step import make_train_step
 
 BASE = {"num_layers": 4, "hidden_size": 128, "intermediate_size": 384, "num_heads": 4, "num_kv_heads": 2}
 CASES: dict[str, tuple[dict[str, object], dict[str, object], int]] = {

@@ -23,7 +23,8 @@ import jax
 import numpy as np
 
 from autoforge_jax.config import RenderConfig
-from autoforge_jax.model.load_hf import load_hf, read_hf_config
+from autoforge_jax.model.hf_config import read_hf_config
+from autoforge_jax.model.load_hf import load_hf
 from autoforge_jax.rollout.engine_jax import JaxEngine
 from autoforge_jax.rollout.formats.choose import FORMATS
 from autoforge_jax.rollout.render import Renderer

@@ -33,7 +33,8 @@ import jax
 
 from autoforge_jax.config import Config, load_config
 from autoforge_jax.model.config import Qwen3Config
-from autoforge_jax.model.load_hf import load_hf, read_hf_config
+from autoforge_jax.model.hf_config import read_hf_config
+from autoforge_jax.model.load_hf import load_hf
 from autoforge_jax.rollout.engine_jax import JaxEngine
 from autoforge_jax.rollout.episode import reference_policy, reference_texts
 from autoforge_jax.rollout.formats.choose import FORMATS
@@ -44,6 +45,7 @@ from autoforge_jax.rollout.render import Renderer
 from autoforge_jax.rollout.tokenizer import PolicyTokenizer, train_tokenizer
 from autoforge_jax.train.assembly import abstract_graph, create_params
 from autoforge_jax.types import SampleOutput, SampleRequest, SamplingParams, Trajectory
+from autoforge_jax.xla_flags import prepare_process
 from envgen.interface import load_bundle, synthesize
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -248,6 +250,7 @@ class _Clocked:
 
 def main() -> None:
     """Measure and print."""
+    prepare_process()
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

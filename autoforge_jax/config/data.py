@@ -16,7 +16,7 @@ class RunConfig(Section):
     """One folder name; where it lies is `out_dir`."""
     out_dir: str = "runs"
     """The run directory is ``out_dir/name``; relative to the current directory."""
-    seed: int = 0
+    seed: int = Field(default=0, ge=0, lt=2**31)
     trace_step: int = Field(default=0, ge=0)
     """`jax.profiler` traces `trace_steps` steps of each training phase from this one on (counted from 1) into
     the run's folder `trace`; 0 = none."""

@@ -44,7 +44,7 @@ class Config(Section):
                 f"rollout.max_trajectory_tokens ({longest}) is above batch.row_tokens "
                 f"({self.batch.longest_sample} with the prefix): a trajectory must fit a row"
             )
-        if longest > self.model.max_position:
+        if not self.model.init_from and longest > self.model.max_position:
             raise ValueError(
                 f"rollout.max_trajectory_tokens ({longest}) is above model.max_position "
                 f"({self.model.max_position})"

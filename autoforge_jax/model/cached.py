@@ -11,12 +11,15 @@ on CPU than the other way round).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
+from autoforge_jax.compilation import target_platform
 from autoforge_jax.model.config import Qwen3Config
 from autoforge_jax.model.qwen3 import (
     Layer,
@@ -28,6 +31,7 @@ from autoforge_jax.model.qwen3 import (
     rotary,
     unembedding,
 )
+from autoforge_jax.model.sharding import active_layout
 from autoforge_jax.numerics.attention import HIDDEN
 from autoforge_jax.numerics.sampling import sample_tokens
 
@@ -121,7 +125,9 @@ def _part(q: Array, keys: Array, values: Array, mask: Array) -> _Part:
     # (CPU seconds of a decode step: 23 against 27 ms with batched matrix products of two rows each).
     # A single query must not be written so: XLA makes a matrix product of it that packs the whole cache at
     # every step (jax 0.10.2, 128 rows of 256: 188 ms a step, against 20 as written here).
-    few, one = q.shape[2] <= FEW_QUERIES, q.shape[2] == 1
+    # On a TPU it is a matrix product or none: XLA would write the cache out in float32 at every step.
+    few = q.shape[2] <= FEW_QUERIES and target_platform() != "tpu"
+    one = few and q.shape[2] == 1
     if few and not one:
         scores = jnp.sum(q[..., None].astype(jnp.float32) * keys[:, :, None].astype(jnp.float32), axis=3)
     else:
@@ -154,20 +160,50 @@ def _merge(parts: list[_Part]) -> Array:
     )
 
 
+def _by_heads(x: Array, axis: int = 1) -> Array:
+    """[N, K, …] (`axis` counts key/value heads) split over devices as the store's heads are, and by nothing
+    else: left to itself the compiler splits tiles too, and sends every query from chip to chip and back."""
+    layout = active_layout()
+    if layout is None:
+        return x
+    axes = tuple("kv_heads" if i == axis else None for i in range(x.ndim))
+    return jax.lax.with_sharding_constraint(x, layout.sharding("attention", axes, x.shape))
+
+
+def _whole_rows(logits: Float[Array, "B V"]) -> Float[Array, "B V"]:
+    """Logits that lie split by vocabulary, split by rows instead where that comes out even: one exchange, and
+    each device draws for its own rows. Sums, sorts and draws over a split vocabulary take dozens."""
+    layout = active_layout()
+    if layout is None:
+        return logits
+    split = dict(layout.rules)["vocab"]
+    even = logits.shape[0] % layout.split("vocab") == 0
+    # The first line keeps the output matrix where it is: without it, it is gathered.
+    for spec in (PartitionSpec(None, split), PartitionSpec(split if even else None)):
+        logits = jax.lax.with_sharding_constraint(logits, NamedSharding(layout.mesh, spec))
+    return logits
+
+
+def _everywhere(*arrays: Array) -> tuple[Array, ...]:
+    """The arrays whole on every device."""
+    layout = active_layout()
+    if layout is None:
+        return arrays
+    return tuple(jax.lax.with_sharding_constraint(x, layout.replicated) for x in arrays)
+
+
 def _prefix_part(q: Array, keys: Array, values: Array, lengths: Array) -> _Part:
     """q [B, K, Q, d] of B rows over the prefix of their tile: keys [tiles, K, d, P]."""
     batch, shared, queries, _ = q.shape
     tiles = batch // TILE
 
     def to_tiles(x: Array) -> Array:
-        return (
-            x.reshape(tiles, TILE, shared, queries, -1)
-            .swapaxes(1, 2)
-            .reshape(tiles, shared, TILE * queries, -1)
-        )
+        apart = _by_heads(x.reshape(tiles, TILE, shared, queries, -1), 2).swapaxes(1, 2)
+        return _by_heads(_by_heads(apart).reshape(tiles, shared, TILE * queries, -1))
 
     def to_rows(x: Array) -> Array:
-        return x.reshape(tiles, shared, TILE, queries, -1).swapaxes(1, 2).reshape(batch, shared, queries, -1)
+        apart = _by_heads(x.reshape(tiles, shared, TILE, queries, -1)).swapaxes(1, 2)
+        return _by_heads(_by_heads(apart, 2).reshape(batch, shared, queries, -1))
 
     mask = jnp.arange(keys.shape[-1])[None, None, None, :] < lengths[:, None, None, None]
     part = _part(to_tiles(q), keys, values, mask)
@@ -186,7 +222,7 @@ def _attend(
     batch, chunk, heads, width = q.shape
     shared, groups = config.num_kv_heads, heads // config.num_kv_heads
     q = q * jnp.asarray(width**-0.5, q.dtype)
-    q = (
+    q = _by_heads(
         q.reshape(batch, chunk, shared, groups, width)
         .transpose(0, 2, 3, 1, 4)
         .reshape(batch, shared, -1, width)
@@ -199,9 +235,42 @@ def _attend(
     return out.transpose(0, 3, 1, 2, 4).reshape(batch, chunk, heads, width)
 
 
-def _read(store: KVStore, layer: int | Array, rows: Array, width: int) -> tuple[Array, Array]:
-    """The first `width` positions of `rows` in one layer."""
-    return store.keys[layer, rows, :, :, :width], store.values[layer, rows, :, :width]
+def _read(store: KVStore, layer: int | Array, rows: Int[Array, " n"], width: int) -> tuple[Array, Array]:
+    """The first `width` positions of `rows` in one layer: keys [n, K, d, width], values [n, K, width, d]."""
+    if target_platform() != "tpu":
+        return store.keys[layer, rows, :, :, :width], store.values[layer, rows, :, :width]
+
+    # XLA:TPU lays the whole store out anew for such a gather, in every call. Slices it takes where they lie.
+    def copy(part: Array, sizes: tuple[int, int]) -> Array:
+        shape = (part.shape[2], *sizes)
+        zero = jnp.zeros((), jnp.int32)
+
+        def one(i: Array, out: Array) -> Array:
+            at = (jnp.asarray(layer, jnp.int32), rows[i], zero, zero, zero)
+            piece = jax.lax.dynamic_slice(part, at, (1, 1, *shape))
+            return jax.lax.dynamic_update_slice(out, piece[0], (i, zero, zero, zero))
+
+        out = jnp.zeros((rows.shape[0], *shape), part.dtype)
+        return jax.lax.fori_loop(jnp.int32(0), jnp.int32(rows.shape[0]), one, out)
+
+    head = store.values.shape[-1]
+    return copy(store.keys, (head, width)), copy(store.values, (width, head))
+
+
+def _layers(weights: Weights, depth: int) -> Callable[[Array], list[Layer]]:
+    """Every layer's weights, for the steps of a loop.
+
+    Cut apart before the loop. On a TPU that would be a copy of the whole model in every call, and the
+    compiler makes it of cuts within the loop too, unless they depend on the step as far as it can see.
+    """
+
+    def cut(step: int | Array) -> list[Layer]:
+        return [jax.tree.map(lambda x, i=i: x[i + step], weights["layers"]) for i in range(depth)]
+
+    if target_platform() == "tpu":
+        return lambda step: cut(jnp.minimum(step, 0))
+    layers = cut(0)
+    return lambda step: layers
 
 
 def _write(
@@ -279,7 +348,7 @@ def decode(
     """
     batch = tokens.shape[0]
     depth, shared, width = config.num_layers, config.num_kv_heads, config.head_dim
-    layers = [jax.tree.map(lambda x, i=i: x[i], weights["layers"]) for i in range(depth)]
+    layers = _layers(weights, depth)
     own = [_read(store, i, rows.row, own_width) for i in range(depth)]
     prefix = [_read(store, i, rows.prefix_row, prefix_width) if prefix_width else None for i in range(depth)]
     first = rows.position()
@@ -295,7 +364,7 @@ def decode(
 
         x = embed(weights, state.token[:, None], config)
         recent: list[tuple[Array, Array]] = []
-        for i, layer in enumerate(layers):
+        for i, layer in enumerate(layers(step)):
             q, k, v = project_qkv(layer, x, cos, sin, config)
             # rows advance in step, so a block is written at one index for all of them: no scatter in the loop
             keys, values = state.recent[i]
@@ -308,8 +377,15 @@ def decode(
         hidden = rms_norm(x[:, 0], weights["final_norm"], config.rms_norm_eps)
         logits = jnp.einsum("bd,vd->bv", hidden, output, preferred_element_type=jnp.float32)
         uniform = jax.lax.dynamic_index_in_dim(sampling.uniform, step, axis=1, keepdims=False)
-        ids, logprobs = sample_tokens(
-            logits, uniform, sampling.temperature, sampling.top_k, sampling.top_p, filtered=filtered
+        ids, logprobs = _everywhere(
+            *sample_tokens(
+                _whole_rows(logits),
+                uniform,
+                sampling.temperature,
+                sampling.top_k,
+                sampling.top_p,
+                filtered=filtered,
+            )
         )
         ids = jnp.where(state.done, state.token, ids)
         count = out.sampled + jnp.where(state.done, 0, 1).astype(jnp.int32)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -10,6 +11,20 @@ from autoforge_jax.config import ModelConfig
 from autoforge_jax.errors import WeightsError
 from autoforge_jax.model.experts import Experts
 from autoforge_jax.model.rope import RopeScaling, read_rope
+
+FULL = "full_attention"
+"""The only one of transformers' `layer_types` that is built."""
+_SIZES = (
+    "vocab_size", "num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads",
+    "num_key_value_heads", "head_dim", "max_position_embeddings", "num_experts", "num_local_experts",
+    "num_experts_per_tok", "moe_intermediate_size", "decoder_sparse_step",
+)  # fmt: skip
+
+_NUMBERS = (
+    "rms_norm_eps", "rope_theta", "factor", "low_freq_factor", "high_freq_factor",
+    "original_max_position_embeddings", "partial_rotary_factor",
+)  # fmt: skip
+_SWITCHES = ("tie_word_embeddings", "norm_topk_prob")
 
 
 @dataclass(frozen=True)
@@ -115,39 +130,23 @@ class Qwen3Config:
             raise WeightsError(
                 f"config.json: model_type is {kind!r}, expected 'qwen3', 'qwen3_moe' or 'llama'"
             )
+        layers = tree.get("layer_types")
         refused = {
             "attention_bias": (bool(tree.get("attention_bias", False)), False),
             "mlp_bias": (bool(tree.get("mlp_bias", False)), False),
             "rope_interleaved": (bool(tree.get("rope_interleaved", False)), False),
             "use_sliding_window": (bool(tree.get("use_sliding_window", False)), False),
             "hidden_act": (tree.get("hidden_act", "silu"), "silu"),
+            "layer_types": (sorted({*map(str, layers)}) if isinstance(layers, list) else layers, [FULL]),
         }
+        if not layers:
+            del refused["layer_types"]
         for name, (got, expected) in refused.items():
             if got != expected:
                 raise WeightsError(f"config.json: {name} is {got!r}, only {expected!r} is implemented")
-        theta, scaling = read_rope(tree)
-        stored = tree.get("dtype", tree.get("torch_dtype", "float32"))
+        _check_numbers(tree)
         try:
-            heads = int(tree["num_attention_heads"])
-            # what transformers takes where the file says nothing: Qwen3's is not hidden/heads
-            width = 128 if kind == "qwen3" else int(tree["hidden_size"]) // heads
-            return Qwen3Config(
-                vocab_size=int(tree["vocab_size"]),
-                num_layers=int(tree["num_hidden_layers"]),
-                hidden_size=int(tree["hidden_size"]),
-                intermediate_size=int(tree["intermediate_size"]),
-                num_heads=heads,
-                num_kv_heads=int(tree.get("num_key_value_heads", heads)),
-                head_dim=int(tree.get("head_dim") or width),
-                rope_theta=theta,
-                rms_norm_eps=float(tree.get("rms_norm_eps", 1e-6)),
-                tie_embeddings=bool(tree.get("tie_word_embeddings", False)),
-                max_position=int(tree.get("max_position_embeddings", 32_768 if kind == "qwen3" else 2048)),
-                dtype="bfloat16" if stored == "bfloat16" else "float32",
-                architecture="llama" if kind == "llama" else "qwen3",
-                rope_scaling=scaling,
-                experts=Experts.from_hf(tree) if kind == "qwen3_moe" else None,
-            )
+            return _shape_of(tree, kind)
         except KeyError as error:
             raise WeightsError(f"config.json: key {error.args[0]!r} is missing") from error
 
@@ -163,7 +162,7 @@ class Qwen3Config:
             own = {
                 "model_type": "qwen3",
                 "architectures": ["Qwen3ForCausalLM"],
-                "layer_types": ["full_attention"] * self.num_layers,
+                "layer_types": [FULL] * self.num_layers,
                 "sliding_window": None,
                 "use_sliding_window": False,
             }
@@ -197,6 +196,58 @@ class Qwen3Config:
             "vocab_size": self.vocab_size,
             **own,
         }
+
+
+def _check_numbers(tree: Mapping[str, Any]) -> None:
+    """WeightsError for a size or a number of `config.json` that is none; null counts as not given."""
+    rope = tree.get("rope_parameters") or tree.get("rope_scaling") or {}
+    if not isinstance(rope, Mapping):
+        raise WeightsError(f"config.json: the rope parameters are {rope!r}, expected an object")
+    for name in _SIZES:
+        value = tree.get(name)
+        if value is not None and (type(value) is not int or not 1 <= value < 2**31):
+            raise WeightsError(
+                f"config.json: {name} is {value!r}, expected a whole number from 1 to 2**31 - 1"
+            )
+    for name in _SWITCHES:
+        value = tree.get(name)
+        if value is not None and not isinstance(value, bool):
+            raise WeightsError(f"config.json: {name} is {value!r}, expected true or false")
+    if any(isinstance(value, Mapping) for value in rope.values()):
+        raise WeightsError("config.json: rope parameters by type of layer are not implemented")
+    for name in _NUMBERS:
+        value = rope.get(name, tree.get(name))
+        if value is not None and (
+            isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf
+        ):
+            raise WeightsError(f"config.json: {name} is {value!r}, expected a number above 0")
+
+
+def _shape_of(tree: Mapping[str, Any], kind: str) -> Qwen3Config:
+    """The shape of a tree whose values are known to be numbers; KeyError for one that is missing."""
+    given = {name: value for name, value in tree.items() if value is not None}
+    theta, scaling = read_rope(given)
+    heads = given["num_attention_heads"]
+    # what transformers takes where the file says nothing: Qwen3's is not hidden/heads
+    width = 128 if kind == "qwen3" else given["hidden_size"] // heads
+    stored = given.get("dtype", given.get("torch_dtype", "float32"))
+    return Qwen3Config(
+        vocab_size=given["vocab_size"],
+        num_layers=given["num_hidden_layers"],
+        hidden_size=given["hidden_size"],
+        intermediate_size=given["intermediate_size"],
+        num_heads=heads,
+        num_kv_heads=given.get("num_key_value_heads", heads),
+        head_dim=given.get("head_dim", width),
+        rope_theta=theta,
+        rms_norm_eps=float(given.get("rms_norm_eps", 1e-6)),
+        tie_embeddings=bool(given.get("tie_word_embeddings", False)),
+        max_position=given.get("max_position_embeddings", 32_768 if kind == "qwen3" else 2048),
+        dtype="bfloat16" if stored == "bfloat16" else "float32",
+        architecture="llama" if kind == "llama" else "qwen3",
+        rope_scaling=scaling,
+        experts=Experts.from_hf(given) if kind == "qwen3_moe" else None,
+    )
 
 
 def _experts(config: ModelConfig) -> Experts | None:

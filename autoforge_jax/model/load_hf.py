@@ -5,9 +5,7 @@ of one parameter beside what its devices hold."""
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,9 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from autoforge_jax.config import ModelConfig
 from autoforge_jax.errors import WeightsError
 from autoforge_jax.model.config import Qwen3Config
+from autoforge_jax.model.hf_config import read_hf_config
 from autoforge_jax.model.hf_files import HFTensors
 from autoforge_jax.model.qwen3 import Qwen3, parameter_shapes
 from autoforge_jax.model.sharding import LOGICAL_AXES, Layout
@@ -49,29 +47,6 @@ TOP_NAMES = {
     "final_norm": "model.norm.weight",
     "lm_head": "lm_head.weight",
 }
-
-
-def read_hf_config(folder: Path) -> Qwen3Config:
-    """`config.json` of a folder; WeightsError when it is absent, broken or of another architecture."""
-    path = Path(folder) / "config.json"
-    try:
-        tree = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise WeightsError(f"{path} does not exist; expected a Hugging Face model folder") from error
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise WeightsError(f"{path} is not JSON: {error}") from error
-    if not isinstance(tree, dict):
-        raise WeightsError(f"{path} holds {type(tree).__name__}, expected an object")
-    return Qwen3Config.from_hf(tree)
-
-
-def stored_shape(folder: Path, section: ModelConfig) -> Qwen3Config:
-    """`read_hf_config`, with the choices of `[model]` that no checkpoint makes: remat and the balance
-    loss."""
-    shape = replace(read_hf_config(folder), remat=section.remat, remat_saves=section.remat_saves)
-    if shape.experts is None:
-        return shape
-    return replace(shape, experts=replace(shape.experts, balance=section.experts.balance))
 
 
 def load_hf(

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
+from autoforge_jax.compilation import target_platform
 from autoforge_jax.model.experts import Experts
 from autoforge_jax.model.sharding import Layout, active_layout
 from autoforge_jax.numerics.grouped import assign_slots, block_size, grouped_dot, to_pairs, to_slots
@@ -123,7 +124,7 @@ def expert_sum(
     """Σ_k weight × expert(token) over the experts given, float32; a choice outside ``0 … E - 1`` adds
     nothing."""
     count = gate.shape[0]
-    slots = assign_slots(chosen, count, block_size(chosen.size, count, jax.default_backend()))
+    slots = assign_slots(chosen, count, block_size(chosen.size, count, target_platform()))
     x = to_slots(tokens, slots)
     gate, up, down = (w.astype(x.dtype) for w in (gate, up, down))
     hidden = _activate(grouped_dot(x, gate, slots), grouped_dot(x, up, slots))

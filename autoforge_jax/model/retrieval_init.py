@@ -35,6 +35,7 @@ from jaxtyping import Float
 
 from autoforge_jax.errors import WeightsError
 from autoforge_jax.model.config import Qwen3Config
+from autoforge_jax.model.fit import check_retrieval, still_pairs
 from autoforge_jax.model.qwen3 import Weights
 
 CONSTANT = 0.7
@@ -53,8 +54,6 @@ NOISE = 0.02
 """What is left of the random start where a circuit is written."""
 TURNING = 0.1
 """Radians per position: rotary pairs that turn faster tell neighbours apart."""
-STILL = 0.006
-"""Radians per position: pairs that turn more slowly compare content over a few hundred tokens."""
 
 _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 _OFFSETS = ((1.0, TURNING, 2.0), (2.0, TURNING, 2.0), (3.0, TURNING, 0.6), (5.0, TURNING, 0.6))
@@ -92,22 +91,11 @@ def retrieval_weights(weights: Weights, config: Qwen3Config, pieces: Sequence[st
     """`weights` (randomly initialised, as nested dict of arrays) with the circuits written into layers 0 and
     1, float32. `pieces`: text of every token id. Deterministic in `seed`.
 
-    Raises WeightsError when the shape leaves no room: fewer than 2 layers or 4 key/value heads, or fewer than
-    4 rotary pairs that stand still (raise `rope_theta` or `head_dim`); or embeddings that are not tied.
+    Raises WeightsError when the shape leaves no room (`model.fit.check_retrieval`).
     """
+    check_retrieval(config)
+    still = still_pairs(config)
     frequencies = config.rope_theta ** (-np.arange(config.head_dim // 2) / (config.head_dim // 2))
-    still = np.flatnonzero(np.concatenate([frequencies, frequencies]) < STILL)
-    if config.num_layers < 2 or config.num_kv_heads < 4 or still.size < 8 or config.hidden_size < 64:
-        raise WeightsError(
-            f"model.init = 'retrieval' got {config.num_layers} layers, {config.num_kv_heads} "
-            "key/value heads, "
-            f"{config.hidden_size} channels and {still.size // 2} rotary pairs below {STILL} radians per "
-            "position; it needs at least 2, 4, 64 and 4 (raise rope_theta or head_dim for more slow pairs)"
-        )
-    if not config.tie_embeddings:
-        raise WeightsError(
-            "model.init = 'retrieval' copies through tied embeddings; set tie_embeddings = true"
-        )
     if len(pieces) != config.vocab_size:
         raise WeightsError(f"{len(pieces)} token texts for {config.vocab_size} embeddings")
     out: dict[str, Any] = {name: np.array(value) for name, value in weights.items() if name != "layers"}

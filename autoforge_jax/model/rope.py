@@ -52,7 +52,11 @@ class RopeScaling:
 def read_rope(tree: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
     """(theta, scaling) of a parsed `config.json`. WeightsError for a scaling that is not built or incomplete:
     ignoring it would give another model."""
-    rope = dict(tree.get("rope_parameters") or tree.get("rope_scaling") or {})
+    named = tree.get("rope_parameters") or tree.get("rope_scaling") or {}
+    rope = {name: value for name, value in named.items() if value is not None}
+    turned = rope.get("partial_rotary_factor", tree.get("partial_rotary_factor", 1.0))
+    if turned != 1.0:
+        raise WeightsError(f"config.json: partial_rotary_factor is {turned}, only 1 is implemented")
     theta = float(rope.get("rope_theta", tree.get("rope_theta", 10_000.0)))
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind == "default":

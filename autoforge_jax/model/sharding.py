@@ -21,12 +21,14 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jax.tree_util import GetAttrKey, keystr, tree_flatten_with_path
 
 from autoforge_jax.config import MeshConfig
 from autoforge_jax.errors import ConfigError
 from autoforge_jax.model.config import Qwen3Config
+from autoforge_jax.model.fit import check_devices, check_mesh
 
 LOGICAL_AXES: dict[str, tuple[str | None, ...]] = {
     "embedding": ("vocab", "embed"),
@@ -243,53 +245,36 @@ def make_layout(
     fit the devices, the model or the rows.
     """
     check_mesh(config, model, rows)
-    if config.size == 1:
-        if jax.process_count() > 1:
-            raise ConfigError(
-                f"mesh: one device, but {jax.process_count()} processes; set mesh.data or mesh.fsdp so that "
-                f"the product is {jax.device_count()}"
-            )
-        return None
     found = jax.devices() if devices is None else list(devices)
-    if config.size != len(found):
-        raise ConfigError(
-            f"mesh: {config.describe()} is {config.size} devices, this run has {len(found)}; the "
-            "product of the axes must be their number"
-        )
+    check_devices(config, len(found), jax.process_count())
+    if config.size == 1:
+        return None
     shape = tuple(getattr(config, name) for name in MESH_AXES)
-    automatic = (AxisType.Auto,) * len(MESH_AXES)
-    return Layout(jax.make_mesh(shape, MESH_AXES, axis_types=automatic, devices=found))
+    return Layout(device_mesh(shape, found))
 
 
-def check_mesh(config: MeshConfig, model: Qwen3Config, rows: int) -> None:
-    """What can be checked without devices; ConfigError that names the number to change."""
-    experts = model.experts
-    mlp = ("model.intermediate_size", model.intermediate_size)
-    for what, length in (
-        ("model.num_heads", model.num_heads),
-        ("model.num_kv_heads", model.num_kv_heads),
-        mlp if experts is None else ("model.experts.width", experts.width),
-        ("vocabulary", model.vocab_size),
-    ):
-        if length % config.tensor:
-            raise ConfigError(f"mesh.tensor is {config.tensor}, which does not divide {what} = {length}")
-    if experts is None and config.expert > 1:
-        raise ConfigError(f"mesh.expert is {config.expert}, but this model has no experts; set it to 1")
-    if experts is not None and experts.count % config.expert:
-        raise ConfigError(
-            f"mesh.expert is {config.expert}, which does not divide model.experts.count = {experts.count}"
-        )
-    also = " × mesh.expert" if config.expert > 1 else ""
-    shared = config.fsdp * config.expert
-    if model.hidden_size % shared:
-        raise ConfigError(
-            f"mesh.fsdp{also} is {shared}, which does not divide model.hidden_size = {model.hidden_size}"
-        )
-    if rows % (config.data * shared):
-        raise ConfigError(
-            f"batch.rows_per_microbatch is {rows}; mesh.data × mesh.fsdp{also} = {config.data * shared} must "
-            "divide it, since each of these devices takes whole rows"
-        )
+def device_mesh(sizes: Sequence[int], devices: Sequence[Any]) -> Mesh:
+    """Devices in the order that suits their links; sizes: of `MESH_AXES`.
+
+    A mesh axis may take a part of a physical one (8 of a 4 × 4 × 4 torus), which `jax.make_mesh` refuses.
+    Slices of TPUs, and hosts of GPUs, that only the data-centre network joins are spread over `data`, else
+    over `fsdp`. ConfigError when neither is a multiple of their number.
+    """
+    slices = len({getattr(device, "slice_index", 0) for device in devices})
+    if slices == 1:
+        placed = mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
+    else:
+        named = dict(zip(MESH_AXES, sizes, strict=True))
+        over = next((axis for axis in ("data", "fsdp") if named[axis] % slices == 0), None)
+        if over is None:
+            raise ConfigError(
+                f"mesh: data is {named['data']} and fsdp {named['fsdp']}, but the devices are {slices} "
+                f"slices or hosts that only the network joins; one of the two must be a multiple of {slices}"
+            )
+        across = [slices if axis == over else 1 for axis in MESH_AXES]
+        within = [size // count for size, count in zip(sizes, across, strict=True)]
+        placed = mesh_utils.create_hybrid_device_mesh(within, across, devices, allow_split_physical_axes=True)
+    return Mesh(placed, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES))
 
 
 def gather_to_host(tree: Any) -> Any:

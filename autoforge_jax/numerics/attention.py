@@ -19,6 +19,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from autoforge_jax.compilation import target_platform
+
 PADDING_SEGMENT = 0
 """Visible to nobody, sees nothing: its output is zero."""
 PREFIX_SEGMENT = 1
@@ -32,7 +34,7 @@ exp(HIDDEN - FLOOR) = 0 instead of exp(0)."""
 
 
 def visible(
-    query_segments: Int[Array, "B Q"], key_segments: Int[Array, "B S"], query_start: int
+    query_segments: Int[Array, "B Q"], key_segments: Int[Array, "B S"], query_start: int | Array
 ) -> Bool[Array, "B Q S"]:
     """Visibility of keys at row indices ``0 …`` to queries at row indices ``query_start …``."""
     q, s = query_segments.shape[1], key_segments.shape[1]
@@ -64,8 +66,59 @@ def segment_attention(
     """
     keys = segment_ids if key_segments is None else key_segments
     if by_row is None:
-        by_row = jax.default_backend() == "cpu"
-    return _attention(q, k, v, segment_ids, keys, chunk, by_row)
+        by_row = target_platform() == "cpu"
+    return _attention(q, k, v, segment_ids, keys, tile_size(q.shape[1], chunk, by_row), by_row)
+
+
+def tile_size(length: int, chunk: int, by_row: bool) -> int:
+    """Queries and keys in a tile: `chunk` on a CPU, whose cache holds little; up to 4 × `chunk` elsewhere, a
+    quarter of the row in between."""
+    return chunk if by_row else min(max(chunk, -(-length // 4)), 4 * chunk)
+
+
+class _Tiling(NamedTuple):
+    """Queries and keys of a row in tiles of one size, so that one piece of code serves all of them."""
+
+    query_tiles: int
+    queries: int
+    """In a tile; the last tile ends with padding."""
+    key_tiles: int
+    keys: int
+    """In a tile; the last tile ends with padding."""
+    ahead: int
+    """Keys before the first query: query i sees keys up to ``ahead + i``."""
+
+    @classmethod
+    def of(cls, queries: int, keys: int, size: int) -> _Tiling:
+        """Tiles of at most `size`."""
+        query_tiles, key_tiles = (max(-(-length // size), 1) for length in (queries, keys))
+        return cls(query_tiles, -(-queries // query_tiles), key_tiles, -(-keys // key_tiles), keys - queries)
+
+    def key_end(self, i: Array) -> Array:
+        """The number of key tiles that a tile of queries reaches. The others are never computed: nearly half
+        of the causal square."""
+        return jnp.minimum((self.ahead + self.queries * (i + 1) - 1) // self.keys + 1, self.key_tiles)
+
+    def query_start(self, j: Array) -> Array:
+        """The first tile of queries that reaches a tile of keys."""
+        return jnp.maximum(self.keys * j - self.ahead, 0) // self.queries
+
+    def queries_of(self, x: Float[Array, "T H d"], shared: int) -> Float[Array, "K n g t d"]:
+        """By the key/value head they share (g heads each), in tiles."""
+        return _tiled(x, shared, self.query_tiles, self.queries)
+
+    def keys_of(self, x: Float[Array, "S K d"]) -> Float[Array, "K m s d"]:
+        """By head, in tiles."""
+        return _tiled(x, x.shape[1], self.key_tiles, self.keys)[:, :, 0]
+
+    def segments_of(
+        self, segments: Int[Array, " T"], keys: Int[Array, " S"]
+    ) -> tuple[Int[Array, "n t"], Int[Array, "m s"]]:
+        """Of queries and keys, in tiles."""
+        return (
+            _padded(segments, self.query_tiles * self.queries).reshape(self.query_tiles, self.queries),
+            _padded(keys, self.key_tiles * self.keys).reshape(self.key_tiles, self.keys),
+        )
 
 
 class _Kept(NamedTuple):
@@ -77,26 +130,28 @@ class _Kept(NamedTuple):
     segments: Int[Array, "B T"]
     keys: Int[Array, "B S"]
     out: Float[Array, "B T H d"]
-    normaliser: Float[Array, "B K g T"]
-    """log Σ exp(score); `FLOOR` for a query that sees nothing."""
+    normaliser: Float[Array, "B K n g t 1"]
+    """log Σ exp(score), in tiles; `FLOOR` for a query that sees nothing."""
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(5, 6))
-def _attention(q: Array, k: Array, v: Array, segments: Array, keys: Array, chunk: int, by_row: bool) -> Array:
-    return _attention_forward(q, k, v, segments, keys, chunk, by_row)[0]
+def _attention(q: Array, k: Array, v: Array, segments: Array, keys: Array, size: int, by_row: bool) -> Array:
+    return _attention_forward(q, k, v, segments, keys, size, by_row)[0]
 
 
 def _attention_forward(
-    q: Array, k: Array, v: Array, segments: Array, keys: Array, chunk: int, by_row: bool
+    q: Array, k: Array, v: Array, segments: Array, keys: Array, size: int, by_row: bool
 ) -> tuple[Array, _Kept]:
-    out, normaliser = _over(partial(_attend, chunk=chunk, one_by_one=by_row), by_row)(q, k, v, segments, keys)
+    row = partial(_forward_row, _Tiling.of(q.shape[1], k.shape[1], size), by_row)
+    out, normaliser = _over(row, by_row)(q, k, v, segments, keys)
     return out, _Kept(q, k, v, segments, keys, out, normaliser)
 
 
 def _attention_backward(
-    chunk: int, by_row: bool, kept: _Kept, gradient: Array
+    size: int, by_row: bool, kept: _Kept, gradient: Array
 ) -> tuple[Array, Array, Array, None, None]:
-    q, k, v = _over(partial(_differentiate, chunk=chunk, one_by_one=by_row), by_row)(gradient, *kept)
+    row = partial(_backward_row, _Tiling.of(kept.q.shape[1], kept.k.shape[1], size), by_row)
+    q, k, v = _over(row, by_row)(gradient, *kept)
     return q, k, v, None, None
 
 
@@ -110,72 +165,19 @@ def _over(function: Callable[..., Any], one_by_one: bool) -> Callable[..., Any]:
     return jax.vmap(function)
 
 
-def _blocks(length: int, chunk: int) -> list[tuple[int, int]]:
-    """(first, end) of blocks of `chunk` to 4 × `chunk` queries. A block reads only keys up to its last query,
-    so about half of the causal square is never computed. Every block is code of its own: with more than four,
-    compiling costs more than the skipped triangle saves."""
-    size = min(max(chunk, -(-length // 4)), 4 * chunk)
-    return [(start, min(start + size, length)) for start in range(0, length, size)]
+def _forward_row(
+    tiling: _Tiling, one_by_one: bool, q: Array, k: Array, v: Array, segments: Array, keys: Array
+) -> tuple[Float[Array, "T H d"], Float[Array, "K n g t 1"]]:
+    scaled = q * jnp.asarray(q.shape[-1] ** -0.5, q.dtype)
+    by_head = tiling.queries_of(scaled, k.shape[1]), tiling.keys_of(k), tiling.keys_of(v)
+    tile = partial(_attend, tiling, tiling.segments_of(segments, keys), one_by_one)
+    _, (out, normaliser) = _over_tiles(tile, by_head, tiling.query_tiles, None, one_by_one)
+    return _untiled(out, q.shape[0]), normaliser
 
 
-def _grouped(x: Float[Array, "T H d"], shared: int) -> Float[Array, "K g T d"]:
-    """Query heads by the key/value head they share: one product per key/value head and block, with the query
-    heads of a group as more rows of it."""
-    length, heads, width = x.shape
-    return x.reshape(length, shared, heads // shared, width).transpose(1, 2, 0, 3)
-
-
-def _ungrouped(x: Float[Array, "K g T d"]) -> Float[Array, "T H d"]:
-    shared, groups, length, width = x.shape
-    return x.transpose(2, 0, 1, 3).reshape(length, shared * groups, width)
-
-
-def _biases(segments: Int[Array, " T"], keys: Int[Array, " S"], blocks: list[tuple[int, int]]) -> list[Array]:
-    """Per block [queries, keys]: 0 where a key is seen, `HIDDEN` elsewhere. Heads that go one after another
-    read them from memory: computed beside each exponential, the comparisons would take longer than it does.
-    """
-    before = keys.shape[0] - segments.shape[0]
-    masks = [
-        visible(segments[None, start:stop], keys[None, : before + stop], before + start)[0]
-        for start, stop in blocks
-    ]
-    return [jnp.where(mask, 0.0, HIDDEN).astype(jnp.float32) for mask in masks]
-
-
-def _attend(
-    q: Array, k: Array, v: Array, segments: Array, keys: Array, *, chunk: int, one_by_one: bool
-) -> tuple[Float[Array, "T H d"], Float[Array, "K g T"]]:
-    """One row: its output, and the logarithm of every query's denominator."""
-    shared, width = k.shape[1:]
-    blocks = _blocks(q.shape[0], chunk)
-    biases = _biases(segments, keys, blocks)
-
-    def head(q: Array, k: Array, v: Array) -> tuple[Array, Array]:
-        out: list[Array] = []
-        normalisers: list[Array] = []
-        for (start, stop), bias in zip(blocks, biases, strict=True):
-            seen = bias.shape[1]
-            rows = q[:, start:stop].reshape(-1, width)
-            scores = jnp.einsum("qd,sd->qs", rows, k[:seen], preferred_element_type=jnp.float32)
-            scores = scores.reshape(-1, stop - start, seen) + bias[None]
-            peak = jnp.maximum(jnp.max(scores, axis=-1, keepdims=True), FLOOR)
-            weights = jnp.exp(scores - peak)
-            total = jnp.sum(weights, axis=-1, keepdims=True)
-            total = jnp.where(total > 0.0, total, 1.0)
-            weights = weights.astype(v.dtype).reshape(-1, seen)
-            block = jnp.einsum("qs,sd->qd", weights, v[:seen], preferred_element_type=jnp.float32)
-            # dividing after the product touches d numbers per query instead of T
-            block = block.reshape(-1, stop - start, width) / total
-            out.append(block.astype(v.dtype))
-            normalisers.append((peak + jnp.log(total))[..., 0])
-        return jnp.concatenate(out, axis=1), jnp.concatenate(normalisers, axis=1)
-
-    grouped = _grouped(q * jnp.asarray(width**-0.5, q.dtype), shared)
-    out, normaliser = _over(head, one_by_one)(grouped, k.swapaxes(0, 1), v.swapaxes(0, 1))
-    return _ungrouped(out), normaliser
-
-
-def _differentiate(
+def _backward_row(
+    tiling: _Tiling,
+    one_by_one: bool,
     gradient: Array,
     q: Array,
     k: Array,
@@ -184,46 +186,170 @@ def _differentiate(
     keys: Array,
     out: Array,
     normaliser: Array,
-    *,
-    chunk: int,
-    one_by_one: bool,
 ) -> tuple[Float[Array, "T H d"], Float[Array, "S K d"], Float[Array, "S K d"]]:
-    """One row: gradients to q, k, v. Scores lie with keys as rows, so that one product of five has a turned
-    left side and not two: XLA:CPU has its faster kernels for the others."""
-    shared, width = k.shape[1:]
-    scale, dtype, wide = width**-0.5, q.dtype, jnp.float32
-    blocks = _blocks(q.shape[0], chunk)
-    biases = [bias.T for bias in _biases(segments, keys, blocks)]
+    scale, wide = jnp.asarray(q.shape[-1] ** -0.5, q.dtype), jnp.float32
     # the softmax's own part of the gradient: one number per query
-    inner = jnp.sum(_grouped(gradient.astype(wide) * out.astype(wide), shared), axis=-1)
-
-    def head(q: Array, k: Array, v: Array, gradient: Array, inner: Array, normaliser: Array) -> Any:
-        groups = q.shape[0]
-        to_q: list[Array] = []
-        to_k, to_v = jnp.zeros(k.shape, wide), jnp.zeros(v.shape, wide)
-        for (start, stop), bias in zip(blocks, biases, strict=True):
-            seen, size = bias.shape
-            rows, asked = (x[:, start:stop].reshape(-1, width) for x in (q, gradient))
-            scores = jnp.einsum("sd,qd->sq", k[:seen], rows, preferred_element_type=wide)
-            scores = scores.reshape(seen, groups, size) + bias[:, None]
-            weights = jnp.exp(scores - normaliser[None, :, start:stop])
-            to_weights = jnp.einsum("sd,qd->sq", v[:seen], asked, preferred_element_type=wide)
-            to_weights = to_weights.reshape(seen, groups, size)
-            to_scores = weights * (to_weights - inner[None, :, start:stop])
-            weights, to_scores = (x.astype(dtype).reshape(seen, -1) for x in (weights, to_scores))
-            to_v = to_v.at[:seen].add(jnp.einsum("sq,qd->sd", weights, asked, preferred_element_type=wide))
-            to_k = to_k.at[:seen].add(jnp.einsum("sq,qd->sd", to_scores, rows, preferred_element_type=wide))
-            block = jnp.einsum("sq,sd->qd", to_scores, k[:seen], preferred_element_type=wide)
-            to_q.append(block.reshape(groups, size, width))
-        joined = jnp.concatenate(to_q, axis=1) * scale
-        return joined.astype(dtype), to_k.astype(k.dtype), to_v.astype(v.dtype)
-
-    to_q, to_k, to_v = _over(head, one_by_one)(
-        _grouped(q * jnp.asarray(scale, dtype), shared),
-        k.swapaxes(0, 1),
-        v.swapaxes(0, 1),
-        _grouped(gradient, shared),
-        inner,
+    inner = jnp.sum(gradient.astype(wide) * out.astype(wide), axis=-1, keepdims=True)
+    of_queries = partial(tiling.queries_of, shared=k.shape[1])
+    by_head = (
+        of_queries(q * scale),
+        tiling.keys_of(k),
+        tiling.keys_of(v),
+        of_queries(gradient),
+        of_queries(inner),
         normaliser,
     )
-    return _ungrouped(to_q), to_k.swapaxes(0, 1), to_v.swapaxes(0, 1)
+    start = jnp.zeros((tiling.query_tiles, q.shape[2], q.shape[1] // k.shape[1], tiling.queries), wide)
+    tile = partial(_differentiate, tiling, tiling.segments_of(segments, keys), one_by_one)
+    to_q, (to_k, to_v) = _over_tiles(tile, by_head, tiling.key_tiles, start, one_by_one)
+    to_q = _untiled(to_q.transpose(0, 1, 3, 4, 2), q.shape[0]) * scale.astype(wide)
+    return (
+        to_q.astype(q.dtype),
+        _untiled(to_k[:, :, None], k.shape[0]),
+        _untiled(to_v[:, :, None], v.shape[0]),
+    )
+
+
+def _over_tiles(
+    body: Callable[..., tuple[Any, Any]],
+    by_head: tuple[Array, ...],
+    count: int,
+    carry: Array | None,
+    one_by_one: bool,
+) -> tuple[Any, Any]:
+    """``carry, result = body(by_head, place, carry, i)`` for i < count, of every head of a row.
+
+    One by one, `place` is (head,), the arrays and the carry are those of all heads, and one loop walks all
+    their tiles; else `place` is empty, the arrays and the carry are one head's, and heads are computed
+    together. Carries and results come back as [head, …] and [head, tile, …].
+    """
+    if not one_by_one:
+
+        def head(*by_head: Array) -> tuple[Any, Any]:
+            return jax.lax.scan(lambda carry, i: body(by_head, (), carry, i), carry, jnp.arange(count))
+
+        return jax.vmap(head)(*by_head)
+    heads = by_head[0].shape[0]
+    if carry is not None:
+        carry = jnp.broadcast_to(carry, (heads, *carry.shape))
+
+    def step(carry: Any, n: Array) -> tuple[Any, Any]:
+        return body(by_head, (n // count,), carry, n % count)
+
+    carry, results = jax.lax.scan(step, carry, jnp.arange(heads * count))
+    return carry, jax.tree.map(lambda x: x.reshape(heads, count, *x.shape[1:]), results)
+
+
+def _tiled(x: Float[Array, "T H d"], shared: int, tiles: int, size: int) -> Float[Array, "K n g t d"]:
+    _, heads, width = x.shape
+    whole = _padded(x, tiles * size).reshape(tiles, size, shared, heads // shared, width)
+    return whole.transpose(2, 0, 3, 1, 4)
+
+
+def _untiled(x: Float[Array, "K n g t d"], length: int) -> Float[Array, "T H d"]:
+    shared, tiles, groups, size, width = x.shape
+    return x.transpose(1, 3, 0, 2, 4).reshape(tiles * size, shared * groups, width)[:length]
+
+
+def _padded(x: Array, length: int) -> Array:
+    return jnp.pad(x, ((0, length - x.shape[0]), *((0, 0) for _ in x.shape[1:])))
+
+
+def _at(array: Array, *place: Array) -> Array:
+    """``array[place]``, without a test whether it lies inside."""
+    rest = array.shape[len(place) :]
+    zero = jnp.zeros((), jnp.int32)
+    starts = (*place, *(zero for _ in rest))
+    return jax.lax.dynamic_slice(array, starts, (*(1 for _ in place), *rest)).reshape(rest)
+
+
+def _bias(
+    tiling: _Tiling, segments: tuple[Array, Array], i: Array, j: Array, apart: bool
+) -> Float[Array, "t s"]:
+    """0 where a key of tile j is seen by a query of tile i, `HIDDEN` elsewhere. `apart`: computed once for
+    all heads of a group; beside each exponential, the comparisons would take a CPU longer than it does."""
+    start = tiling.ahead + i * tiling.queries - j * tiling.keys
+    mask = visible(_at(segments[0], i)[None], _at(segments[1], j)[None], start)[0]
+    bias = jnp.where(mask, 0.0, HIDDEN).astype(jnp.float32)
+    return jax.lax.optimization_barrier(bias) if apart else bias
+
+
+def _attend(
+    tiling: _Tiling,
+    segments: tuple[Array, Array],
+    apart: bool,
+    by_head: tuple[Array, ...],
+    place: tuple[Array, ...],
+    carry: None,
+    i: Array,
+) -> tuple[None, tuple[Float[Array, "g t d"], Float[Array, "g t 1"]]]:
+    """One tile of queries: its output, and the logarithm of every query's denominator.
+
+    It goes over the tiles of keys that it reaches with the highest score so far and, relative to that, the
+    sum of the exponentials and of the weighted values (the online softmax)."""
+    q, k, v = by_head
+    rows = _at(q, *place, i)
+    groups, queries, width = rows.shape
+    rows = rows.reshape(-1, width)
+
+    def tile(j: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        out, peak, total = carry
+        scores = jnp.einsum("qd,sd->qs", rows, _at(k, *place, j), preferred_element_type=jnp.float32)
+        bias = _bias(tiling, segments, i, j, apart)
+        scores = scores.reshape(groups, queries, -1) + bias[None]
+        higher = jnp.maximum(peak, jnp.max(scores, axis=-1, keepdims=True))
+        weights = jnp.exp(scores - higher)
+        fade = jnp.exp(peak - higher)
+        total = total * fade + jnp.sum(weights, axis=-1, keepdims=True)
+        weights = weights.astype(v.dtype).reshape(groups * queries, -1)
+        more = jnp.einsum("qs,sd->qd", weights, _at(v, *place, j), preferred_element_type=jnp.float32)
+        return out * fade + more.reshape(out.shape), higher, total
+
+    one = (groups, queries, 1)
+    nothing = jnp.zeros((groups, queries, width), jnp.float32), jnp.full(one, FLOOR), jnp.zeros(one)
+    out, peak, total = jax.lax.fori_loop(0, tiling.key_end(i), tile, nothing)
+    total = jnp.where(total > 0.0, total, 1.0)
+    return carry, ((out / total).astype(v.dtype), peak + jnp.log(total))
+
+
+def _differentiate(
+    tiling: _Tiling,
+    segments: tuple[Array, Array],
+    apart: bool,
+    by_head: tuple[Array, ...],
+    place: tuple[Array, ...],
+    to_q: Float[Array, "*place n d g t"],
+    j: Array,
+) -> tuple[Array, tuple[Float[Array, "s d"], Float[Array, "s d"]]]:
+    """One tile of keys: its gradients, over the tiles of queries that reach it, and its part of theirs.
+
+    Scores lie with keys as rows, and gradients to q with tokens as columns, so that none of the five products
+    turns an operand in the inner loop: XLA:CPU has its faster kernels for such."""
+    q, k, v, gradient, inner, normaliser = by_head
+    k, v = _at(k, *place, j), _at(v, *place, j)
+    turned = k.T
+    groups, queries, width = q.shape[-3:]
+    dtype, wide = q.dtype, jnp.float32
+
+    def tile(i: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        to_q, to_k, to_v = carry
+        rows, asked = (_at(x, *place, i).reshape(-1, width) for x in (q, gradient))
+        offset, norm = (_at(x, *place, i).reshape(1, groups, queries) for x in (inner, normaliser))
+        bias = _bias(tiling, segments, i, j, apart)
+        scores = jnp.einsum("sd,qd->sq", k, rows, preferred_element_type=wide)
+        scores = scores.reshape(-1, groups, queries) + bias.T[:, None]
+        weights = jnp.exp(scores - norm)
+        to_weights = jnp.einsum("sd,qd->sq", v, asked, preferred_element_type=wide)
+        to_scores = weights * (to_weights.reshape(scores.shape) - offset)
+        weights, to_scores = (x.astype(dtype).reshape(k.shape[0], -1) for x in (weights, to_scores))
+        to_v = to_v + jnp.einsum("sq,qd->sd", weights, asked, preferred_element_type=wide)
+        to_k = to_k + jnp.einsum("sq,qd->sd", to_scores, rows, preferred_element_type=wide)
+        more = jnp.einsum("ds,sq->dq", turned, to_scores, preferred_element_type=wide)
+        more = _at(to_q, *place, i) + more.reshape(width, groups, queries)
+        zero = jnp.zeros((), jnp.int32)
+        more = more.reshape(*(1 for _ in place), 1, *more.shape)
+        return jax.lax.dynamic_update_slice(to_q, more, (*place, i, zero, zero, zero)), to_k, to_v
+
+    nothing = jnp.zeros(k.shape, wide), jnp.zeros(v.shape, wide)
+    to_q, to_k, to_v = jax.lax.fori_loop(tiling.query_start(j), tiling.query_tiles, tile, (to_q, *nothing))
+    return to_q, (to_k.astype(k.dtype), to_v.astype(v.dtype))

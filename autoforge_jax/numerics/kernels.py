@@ -9,6 +9,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, Literal
 
@@ -17,7 +19,9 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
 
+from autoforge_jax.config import Config
 from autoforge_jax.errors import ConfigError
+from autoforge_jax.model.config import Qwen3Config
 from autoforge_jax.model.sharding import active_layout
 from autoforge_jax.numerics.attention import PADDING_SEGMENT, segment_attention, visible
 
@@ -60,6 +64,18 @@ def choose_kernel(
     return wanted
 
 
+def kernel_of(config: Config, shape: Qwen3Config, platform: str) -> Kernel:
+    """`choose_kernel` for the learner of a config."""
+    return choose_kernel(
+        config.model.attention,
+        platform=platform,
+        dtype=shape.dtype,
+        head_dim=shape.head_dim,
+        row_tokens=config.batch.row_tokens,
+        shared_prefixes=config.batch.share_prefix,
+    )
+
+
 def attend(
     q: Float[Array, "B T H d"],
     k: Float[Array, "B S K d"],
@@ -95,10 +111,26 @@ def masked_attention(
     # A softmax over nothing is not a number, in the gradient too: such a query sees one key and is zeroed.
     blind = ~jnp.any(mask, axis=-1, keepdims=True)
     first = (jnp.arange(k.shape[1]) == 0)[None, None, :]
-    out = jax.nn.dot_product_attention(
-        q, k, v, mask=(mask | (blind & first))[:, None], implementation=implementation
-    )
+    with _mask_without_gradient() if implementation == "cudnn" else nullcontext():
+        out = jax.nn.dot_product_attention(
+            q, k, v, mask=(mask | (blind & first))[:, None], implementation=implementation
+        )
     return jnp.where(blind[..., None], jnp.zeros((), out.dtype), out)
+
+
+@contextmanager
+def _mask_without_gradient() -> Iterator[None]:
+    """While cuDNN's attention is traced: no gradient of its mask. JAX makes a bias of the mask and always
+    asks for that bias's gradient, which nobody reads; in cuDNN it costs a workspace of 2 bytes × rows × heads
+    × T × S (4.4 GB for 2 rows, 16 heads and 8,192 tokens; 0.3 GB without)."""
+    from jax._src.cudnn import fused_attention_stablehlo  # JAX has no public way to say it
+
+    original = fused_attention_stablehlo.should_export_dbias
+    fused_attention_stablehlo.should_export_dbias = lambda *_: False
+    try:
+        yield
+    finally:
+        fused_attention_stablehlo.should_export_dbias = original
 
 
 def splash_attention(
@@ -114,22 +146,23 @@ def splash_attention(
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernels
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
-    _, length, heads, width = q.shape
+    rows, length, heads, width = q.shape
     block = max(b for b in range(SPLASH_LANES, SPLASH_BLOCK + 1, SPLASH_LANES) if length % b == 0)
     sizes = kernels.BlockSizes(
         block_q=block, block_kv=block, block_kv_compute=block, block_q_dkv=block, block_kv_dkv=block,
         block_kv_dkv_compute=block, block_q_dq=block, block_kv_dq=block,
     )  # fmt: skip
-    groups = heads // k.shape[2]
-    mask = masks.MultiHeadMask([masks.CausalMask((length, length))] * heads)
-    kernel: Any = kernels.make_splash_mha(
+    shared = k.shape[2]
+    mask = masks.MultiHeadMask([masks.CausalMask((length, length))] * (heads // shared))
+    kernel: Any = kernels.make_splash_mqa(
         mask, block_sizes=sizes, head_shards=1, q_seq_shards=1, interpret=interpret
     )
-    # One key/value head per query head: the gradient of the repetition adds the group up.
-    k, v = (jnp.repeat(x, groups, axis=2) for x in (k, v))
-    q, k, v = (x.transpose(0, 2, 1, 3) for x in (q * jnp.asarray(width**-0.5, q.dtype), k, v))
+    # Query heads by the key/value head that they share, which is read where it lies instead of repeated.
+    q = (q * jnp.asarray(width**-0.5, q.dtype)).reshape(rows, length, shared, heads // shared, width)
+    q, k, v = q.transpose(0, 2, 3, 1, 4), k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3)
     segments = kernels.SegmentIds(q=segment_ids, kv=segment_ids)
-    out = jax.vmap(kernel)(q, k, v, segments).transpose(0, 2, 1, 3).astype(q.dtype)
+    out = jax.vmap(jax.vmap(kernel, in_axes=(0, 0, 0, None)))(q, k, v, segments)
+    out = out.transpose(0, 3, 1, 2, 4).reshape(rows, length, heads, width).astype(k.dtype)
     padding = (segment_ids == PADDING_SEGMENT)[:, :, None, None]
     return jnp.where(padding, jnp.zeros((), out.dtype), out)
 

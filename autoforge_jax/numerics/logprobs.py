@@ -11,11 +11,14 @@ or top-p. Sums over the vocabulary are float32 whatever the compute type.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from autoforge_jax.numerics.masked import require_same_shape
 
@@ -100,66 +103,134 @@ def flat_logprobs(
         )
     if chunk_size < 1:
         raise ValueError(f"chunk_size {chunk_size}; expected at least 1")
-    count = mask.shape[0]
-    chunk_size = min(chunk_size, max(count, 1))
-    chunks = -(-count // chunk_size)
-    # Wanted positions first, in order; the tail is filled with `count`, which no gather or scatter reads.
-    order = jnp.nonzero(mask, size=chunks * chunk_size, fill_value=count)[0].astype(jnp.int32)
-    wanted = order < count
-    safe = jnp.where(wanted, order, 0)
+    chunk_size = min(chunk_size, max(mask.shape[0], 1))
+    settings = _Settings(float(temperature), chunk_size, mapped_axes)
+    outputs: Any = _logprobs(hidden, unembedding, predictors, targets, mask, settings)
+    return TokenLogprobs(*outputs)
+
+
+class _Settings(NamedTuple):
+    temperature: float
+    chunk_size: int
+    mapped_axes: tuple[str, ...]
+
+    def if_wanted(
+        self, keep: jax.Array, work: Callable[..., Any], skip: Callable[..., Any], *args: Any
+    ) -> Any:
+        """`work` on a chunk in which any position is kept, else `skip`."""
+        wanted = jnp.any(keep)
+        if self.mapped_axes:
+            wanted = jax.lax.pmax(wanted.astype(jnp.int32), self.mapped_axes) > 0
+        return jax.lax.cond(wanted, work, skip, *args)
+
+
+class _Chunks(NamedTuple):
+    """Wanted positions first, in order, then the others; every array is [chunks, chunk_size]."""
+
+    positions: Int[Array, "chunks size"]
+    """In the arrays of the caller."""
+    predictors: Int[Array, "chunks size"]
+    targets: Int[Array, "chunks size"]
+    keep: Bool[Array, "chunks size"]
+
+    @classmethod
+    def of(cls, predictors: jax.Array, targets: jax.Array, mask: jax.Array, size: int) -> _Chunks:
+        short = -mask.shape[0] % size
+        predictors, targets, mask = (jnp.pad(x, (0, short)) for x in (predictors, targets, mask))
+        order = jnp.argsort(~mask, stable=True).astype(jnp.int32)
+        return cls(*(x.reshape(-1, size) for x in (order, predictors[order], targets[order], mask[order])))
+
+    def back(self, values: Shaped[Array, "chunks size"], count: int) -> Shaped[Array, " n"]:
+        """In the caller's order."""
+        return values.reshape(-1)[jnp.argsort(self.positions.reshape(-1))][:count]
+
+
+_Outputs = tuple[Float[Array, " n"], Float[Array, " n"], Bool[Array, " n"]]
+"""The fields of `TokenLogprobs`."""
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(5,))
+def _logprobs(
+    hidden: Array, unembedding: Array, predictors: Array, targets: Array, mask: Array, settings: _Settings
+) -> _Outputs:
+    return _logprobs_forward(hidden, unembedding, predictors, targets, mask, settings)[0]
+
+
+def _logprobs_forward(
+    hidden: Array, unembedding: Array, predictors: Array, targets: Array, mask: Array, settings: _Settings
+) -> tuple[_Outputs, tuple[Array, Array, _Chunks, Array]]:
+    chunks = _Chunks.of(predictors, targets, mask, settings.chunk_size)
     weights = unembedding.astype(hidden.dtype)
 
-    @jax.checkpoint
-    def chunk(
-        weights: jax.Array, states: jax.Array, ids: jax.Array, keep: jax.Array
-    ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        wanted_here = jnp.any(keep)
-        if mapped_axes:
-            wanted_here = jax.lax.pmax(wanted_here.astype(jnp.int32), mapped_axes) > 0
-        return jax.lax.cond(
-            wanted_here, _chunk_logprobs, _skipped_chunk, weights, states, ids, keep, temperature
-        )
+    def chunk(_: None, inputs: _Chunks) -> tuple[None, tuple[Array, ...]]:
+        def work() -> tuple[Array, ...]:
+            return _chunk_logprobs(weights, hidden[inputs.predictors], inputs, settings.temperature)
 
-    def body(
-        _: None, inputs: tuple[jax.Array, jax.Array, jax.Array]
-    ) -> tuple[None, tuple[jax.Array, jax.Array, jax.Array]]:
-        return None, chunk(weights, *inputs)
+        def skip() -> tuple[Array, ...]:
+            zeros = jnp.zeros(inputs.keep.shape, jnp.float32)
+            return zeros, zeros, jnp.zeros(inputs.keep.shape, jnp.bool_), zeros
 
-    shaped = (chunks, chunk_size)
-    _, (logprobs, entropy, is_argmax) = jax.lax.scan(
-        body,
-        None,
-        (
-            hidden[predictors[safe]].reshape(*shaped, hidden.shape[1]),
-            targets[safe].reshape(shaped),
-            wanted.reshape(shaped),
-        ),
-    )
+        return None, settings.if_wanted(inputs.keep, work, skip)
 
-    def back(values: jax.Array) -> jax.Array:
-        return jnp.zeros((count,), values.dtype).at[order].set(values.reshape(-1), mode="drop")
+    _, (logprobs, entropy, is_argmax, normaliser) = jax.lax.scan(chunk, None, chunks)
+    logprobs, entropy, is_argmax = (chunks.back(x, mask.shape[0]) for x in (logprobs, entropy, is_argmax))
+    return (logprobs, entropy, is_argmax), (hidden, unembedding, chunks, normaliser)
 
-    return TokenLogprobs(logprobs=back(logprobs), entropy=back(entropy), is_argmax=back(is_argmax))
+
+def _logprobs_backward(
+    settings: _Settings, kept: tuple[Array, Array, _Chunks, Array], gradients: tuple[Array, Array, Any]
+) -> tuple[Array, Array, None, None, None]:
+    """``d logprob / d logits = onehot(target) - softmax``; the softmax comes from the logits, computed again,
+    and their normaliser. The sums over chunks are float32. Entropy carries no gradient."""
+    hidden, unembedding, chunks, normaliser = kept
+    weights = unembedding.astype(hidden.dtype)
+    count, size = gradients[0].shape[0], settings.chunk_size
+    of_tokens = jnp.pad(gradients[0], (0, -count % size))[chunks.positions]
+    of_tokens = jnp.where(chunks.keep, of_tokens, 0.0) / settings.temperature
+
+    def chunk(sums: tuple[Array, Array], inputs: tuple[_Chunks, Array, Array]) -> tuple[Any, None]:
+        def work(to_hidden: Array, to_weights: Array) -> tuple[Array, Array]:
+            places, normaliser, gradient = inputs
+            states = hidden[places.predictors]
+            logits = _logits(weights, states, settings.temperature)
+            softmax = jnp.exp(logits - normaliser[:, None])
+            is_target = places.targets[:, None] == jnp.arange(logits.shape[1])[None]
+            to_logits = (jnp.where(is_target, 1.0, 0.0) - softmax) * gradient[:, None]
+            to_logits = to_logits.astype(hidden.dtype)
+            to_states = jnp.einsum("nv,vd->nd", to_logits, weights, preferred_element_type=jnp.float32)
+            more = jnp.einsum("nv,nd->vd", to_logits, states, preferred_element_type=jnp.float32)
+            return to_hidden.at[places.predictors].add(to_states), to_weights + more
+
+        return settings.if_wanted(inputs[0].keep, work, lambda *sums: sums, *sums), None
+
+    zeros = jnp.zeros(hidden.shape, jnp.float32), jnp.zeros(weights.shape, jnp.float32)
+    (to_hidden, to_weights), _ = jax.lax.scan(chunk, zeros, (chunks, normaliser, of_tokens))
+    return to_hidden.astype(hidden.dtype), to_weights.astype(unembedding.dtype), None, None, None
+
+
+_logprobs.defvjp(_logprobs_forward, _logprobs_backward)
+
+
+def _logits(weights: Array, states: Array, temperature: float) -> Float[Array, "n v"]:
+    logits = jnp.einsum("nd,vd->nv", states, weights, preferred_element_type=jnp.float32)
+    return logits / jnp.asarray(temperature, jnp.float32)
 
 
 def _chunk_logprobs(
-    weights: jax.Array, states: jax.Array, ids: jax.Array, keep: jax.Array, temperature: float
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    logits = jnp.einsum("nd,vd->nv", states, weights, preferred_element_type=jnp.float32)
-    logits = logits / jnp.asarray(temperature, jnp.float32)
-    normaliser = jax.nn.logsumexp(logits, axis=-1)
-    chosen = jnp.take_along_axis(logits, ids[:, None], axis=-1)[:, 0]
-    fixed = jax.lax.stop_gradient(logits)
-    log_normaliser = jax.lax.stop_gradient(normaliser)
-    probabilities = jnp.exp(fixed - log_normaliser[:, None])
-    entropy = log_normaliser - jnp.sum(probabilities * fixed, axis=-1)
-    is_argmax = jax.lax.stop_gradient(chosen) >= jnp.max(fixed, axis=-1)
+    weights: Array, states: Array, chunk: _Chunks, temperature: float
+) -> tuple[Array, Array, Array, Array]:
+    """Log-prob, entropy, is-argmax, and the logarithm of the softmax's denominator."""
+    logits = _logits(weights, states, temperature)
+    chosen = jnp.take_along_axis(logits, chunk.targets[:, None], axis=-1)[:, 0]
+    peak = jnp.max(logits, axis=-1)
+    shares = jnp.exp(logits - peak[:, None])
+    total = jnp.sum(shares, axis=-1)
+    normaliser = peak + jnp.log(total)
+    entropy = normaliser - jnp.sum(shares * logits, axis=-1) / total
     zero = jnp.zeros((), jnp.float32)
-    return jnp.where(keep, chosen - normaliser, zero), jnp.where(keep, entropy, zero), keep & is_argmax
-
-
-def _skipped_chunk(
-    weights: jax.Array, states: jax.Array, ids: jax.Array, keep: jax.Array, temperature: float
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    zeros = jnp.zeros(ids.shape, jnp.float32)
-    return zeros, zeros, jnp.zeros(ids.shape, jnp.bool_)
+    return (
+        jnp.where(chunk.keep, chosen - normaliser, zero),
+        jnp.where(chunk.keep, entropy, zero),
+        chunk.keep & (chosen >= peak),
+        normaliser,
+    )

@@ -15,9 +15,10 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from autoforge_jax.numerics.masked import masked_max, masked_sum, require_same_shape
+from autoforge_jax.numerics.masked import masked_max, masked_sum, masked_sums, require_same_shape
 
 MAX_LOG_RATIO = 20.0
 """nats; exp(20) = 4.9e8."""
@@ -104,10 +105,10 @@ class LossOutput:
 
 
 def add_metrics(left: MetricSums, right: MetricSums) -> MetricSums:
-    """Combine the metrics of two micro-batches."""
+    """Combine the metrics of two micro-batches, on the host."""
     return MetricSums(
-        sums=jax.tree.map(jnp.add, left.sums, right.sums),
-        maxima=jax.tree.map(jnp.maximum, left.maxima, right.maxima),
+        sums=jax.tree.map(lambda a, b: np.float64(a) + np.float64(b), left.sums, right.sums),
+        maxima=jax.tree.map(np.maximum, left.maxima, right.maxima),
     )
 
 
@@ -175,13 +176,13 @@ def policy_loss(
     ratio = jnp.exp(jnp.clip(log_ratio, -MAX_LOG_RATIO, MAX_LOG_RATIO))
     clipped = jnp.clip(ratio, 1.0 - config.clip_low, 1.0 + config.clip_high)
     surrogate = jnp.minimum(ratio * inputs.advantages, clipped * inputs.advantages)
-    sums: dict[str, jax.Array] = {}
+    sums: dict[str, tuple[jax.Array, jax.Array]] = {}
     maxima: dict[str, jax.Array] = {}
     if config.correction != "none":
         weights, truncated = correction_weights(inputs, config)
         surrogate = weights * surrogate
-        sums["correction_mean"] = masked_sum(weights, mask)
-        sums["correction_truncated"] = masked_sum(truncated.astype(jnp.float32), mask)
+        sums["correction_mean"] = weights, mask
+        sums["correction_truncated"] = truncated, mask
         maxima["correction_max"] = masked_max(weights, mask)
     token_loss = -surrogate
     if config.kl_coefficient > 0:
@@ -193,28 +194,28 @@ def policy_loss(
             )
         kl = k3_divergence(inputs.policy_logprobs, target, mask)
         token_loss = token_loss + jnp.asarray(config.kl_coefficient, kl.dtype) * kl
-        sums["kl"] = masked_sum(kl, mask)
+        sums["kl"] = kl, mask
     shares = token_shares(inputs.loss_weight, inputs.sample_loss_tokens, config.aggregation)
     loss = _share(masked_sum(shares * token_loss, mask), denominator)
     outside = clipped * inputs.advantages < ratio * inputs.advantages
     fresh = mask if inputs.staleness is None else mask & (inputs.staleness == 0)
     sums |= {
-        "tokens": jnp.sum(mask.astype(jnp.float32)),
-        "surrogate": masked_sum(surrogate, mask),
-        "ratio_mean": masked_sum(ratio, mask),
-        "clip_fraction": masked_sum(outside.astype(jnp.float32), mask),
-        "entropy": masked_sum(inputs.entropy, mask),
-        "approx_kl": masked_sum(k3_divergence(inputs.policy_logprobs, inputs.rollout_logprobs, mask), mask),
-        "logprob_gap_mean": masked_sum(jnp.abs(gap), mask),
-        "policy_logprob": masked_sum(inputs.policy_logprobs, mask),
-        "fresh/tokens": jnp.sum(fresh.astype(jnp.float32)),
-        "fresh/logprob_gap_mean": masked_sum(jnp.abs(gap), fresh),
+        "tokens": (mask, mask),
+        "surrogate": (surrogate, mask),
+        "ratio_mean": (ratio, mask),
+        "clip_fraction": (outside, mask),
+        "entropy": (inputs.entropy, mask),
+        "approx_kl": (k3_divergence(inputs.policy_logprobs, inputs.rollout_logprobs, mask), mask),
+        "logprob_gap_mean": (jnp.abs(gap), mask),
+        "policy_logprob": (inputs.policy_logprobs, mask),
+        "fresh/tokens": (fresh, fresh),
+        "fresh/logprob_gap_mean": (jnp.abs(gap), fresh),
     }
     if inputs.staleness is not None:
-        sums["staleness_mean"] = masked_sum(inputs.staleness.astype(jnp.float32), mask)
+        sums["staleness_mean"] = inputs.staleness, mask
         maxima["staleness_max"] = masked_max(inputs.staleness.astype(jnp.float32), mask)
     maxima |= {"ratio_max": masked_max(ratio, mask), "logprob_gap_max": masked_max(jnp.abs(gap), mask)}
-    return LossOutput(loss=loss, metrics=_detached(MetricSums(sums=sums, maxima=maxima)))
+    return LossOutput(loss=loss, metrics=_metrics(sums, maxima))
 
 
 def supervised_loss(inputs: SupervisedLossInputs, denominator: Float[Array, ""]) -> LossOutput:
@@ -235,14 +236,14 @@ def supervised_loss(inputs: SupervisedLossInputs, denominator: Float[Array, ""])
     mask, action = inputs.loss_mask, inputs.loss_mask & inputs.action_mask
     loss = _share(masked_sum(-inputs.policy_logprobs * inputs.loss_weight, mask), denominator)
     sums = {
-        "tokens": jnp.sum(mask.astype(jnp.float32)),
-        "nll": masked_sum(-inputs.policy_logprobs, mask),
-        "action/tokens": jnp.sum(action.astype(jnp.float32)),
-        "action/nll": masked_sum(-inputs.policy_logprobs, action),
-        "action/entropy": masked_sum(inputs.entropy, action),
-        "action/accuracy": masked_sum(inputs.is_argmax.astype(jnp.float32), action),
+        "tokens": (mask, mask),
+        "nll": (-inputs.policy_logprobs, mask),
+        "action/tokens": (action, action),
+        "action/nll": (-inputs.policy_logprobs, action),
+        "action/entropy": (inputs.entropy, action),
+        "action/accuracy": (inputs.is_argmax, action),
     }
-    return LossOutput(loss=loss, metrics=_detached(MetricSums(sums=sums)))
+    return LossOutput(loss=loss, metrics=_metrics(sums, {}))
 
 
 def k3_divergence(
@@ -314,5 +315,6 @@ def _share(total: jax.Array, denominator: jax.Array) -> jax.Array:
     )
 
 
-def _detached(metrics: MetricSums) -> MetricSums:
-    return jax.tree.map(jax.lax.stop_gradient, metrics)
+def _metrics(sums: dict[str, tuple[jax.Array, jax.Array]], maxima: dict[str, jax.Array]) -> MetricSums:
+    """Of per-token values where their masks are; without a gradient."""
+    return jax.tree.map(jax.lax.stop_gradient, MetricSums(masked_sums(sums), maxima))

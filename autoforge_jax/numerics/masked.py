@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Shaped
 
 
 def require_same_shape(**arrays: jax.Array | None) -> None:
@@ -29,6 +29,21 @@ def masked_sum(values: Float[Array, "*shape"], mask: Bool[Array, "*shape"]) -> F
     """
     _check(values, mask)
     return jnp.sum(jnp.where(mask, values, jnp.zeros((), values.dtype)))
+
+
+def masked_sums(
+    parts: dict[str, tuple[Shaped[Array, "*shape"], Bool[Array, "*shape"]]],
+) -> dict[str, Float[Array, ""]]:
+    """`masked_sum` of each (values, mask), all of one shape: one reduction, and on a mesh one exchange, for
+    all of them. Values of any type (booleans are counted) are added as float32. Raises as `masked_sum`.
+    """
+    for values, mask in parts.values():
+        _check(values, mask)
+    require_same_shape(**{name: values for name, (values, _) in parts.items()})
+    zero = jnp.zeros((), jnp.float32)
+    stacked = jnp.stack([jnp.where(mask, v.astype(jnp.float32), zero) for v, mask in parts.values()])
+    totals = jnp.sum(stacked, axis=tuple(range(1, stacked.ndim)))
+    return dict(zip(parts, totals, strict=True))
 
 
 def masked_mean(

@@ -25,6 +25,13 @@ class Chip:
     links: float
     """Bytes per second to the other chips of its slice or box, one direction."""
     source: str
+    torus: int = 0
+    """Axes of its slices' shape when it is a TPU."""
+
+    @property
+    def platform(self) -> str:
+        """As JAX calls it."""
+        return "tpu" if self.torus else "cpu" if self.name.endswith("CPU core") else "gpu"
 
     def peak(self, dtype: str) -> float:
         """FLOP per second for a compute type."""

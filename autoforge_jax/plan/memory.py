@@ -21,28 +21,36 @@ import numpy as np
 from flax import nnx
 from jax.sharding import AbstractMesh, AxisType
 
+from autoforge_jax.compilation import compiling_for
 from autoforge_jax.config import Config, LoRAConfig, MeshConfig
 from autoforge_jax.data.batch import Batch
+from autoforge_jax.model.cached import TILE
 from autoforge_jax.model.config import Qwen3Config
 from autoforge_jax.model.lora import adapter_shapes, frozen_copy, init_adapters
 from autoforge_jax.model.moe import expert_sum
 from autoforge_jax.model.prefix import SharedPrefixes
 from autoforge_jax.model.qwen3 import Qwen3, parameter_shapes
 from autoforge_jax.model.sharding import MESH_AXES, Layout
+from autoforge_jax.numerics.attention import tile_size
+from autoforge_jax.numerics.kernels import kernel_of
 from autoforge_jax.numerics.logprobs import DEFAULT_CHUNK
 from autoforge_jax.plan.batch import BatchPlan
-from autoforge_jax.rollout.engine_rows import BLOCK, CHUNK, prefix_rows
-from autoforge_jax.train.forward import adapted_forward
+from autoforge_jax.plan.chips import chip_named
+from autoforge_jax.rollout.engine_layout import engine_tensor
+from autoforge_jax.rollout.engine_rows import DECODE_WIDTH, EngineSize, prefix_rows
+from autoforge_jax.train.forward import adapted_forward, forward_of
+from autoforge_jax.train.objectives import SupervisedObjective
 from autoforge_jax.train.optimizer import make_optimizer
-from autoforge_jax.train.step import SupervisedObjective, TrainStep, forward_of, make_train_step
+from autoforge_jax.train.step import TrainStep, make_train_step
 
-LOGITS_COPIES = 3
-"""Logits-sized float32 arrays alive while a chunk is differentiated: logits, probabilities, gradient."""
+LOGITS_COPIES = 2
+"""Logits-sized float32 arrays alive while a chunk is differentiated: logits, and their gradient (on TPUs in
+the compute type)."""
 LIGHT_IN_MEMORY = 0.7
 """Share of a layer's elementwise results that are in memory while it is differentiated; the compiler computes
 the others where they are read."""
 SCORE_COPIES = 2
-"""Score-sized float32 arrays alive while a query block is differentiated."""
+"""Score-sized float32 arrays alive while a tile of attention is differentiated."""
 
 
 @dataclass(frozen=True)
@@ -190,7 +198,44 @@ def adapter_weights(model: Qwen3Config, lora: LoRAConfig) -> int:
 
 
 def learner_parts(config: Config, model: Qwen3Config, plan: BatchPlan) -> list[Part]:
-    """Memory of the learner's update on one chip."""
+    """Memory of the learner's update on one chip: the chip's own program is traced, but for cuDNN's
+    attention, which can be traced on its GPUs only (XLA's stands in, which needs more)."""
+    platform = chip_named(config.mesh.chip).platform
+    kernel = kernel_of(config, model, "tpu") if platform == "tpu" else "xla"
+    with compiling_for(platform):
+        return _learner_parts(config, replace(model, attention=kernel), plan, platform)
+
+
+def _fuller_on_tpu(
+    *,
+    gradients: float,
+    one_layer: float,
+    logits: float,
+    table: float,
+    compute: int,
+    gathered: float,
+    split: bool,
+    tied: bool,
+) -> list[Part]:
+    """The fuller of two times in a micro-batch, as libtpu's compiler lays them out: while a chunk of logits
+    is differentiated, and while a layer is. All in bytes.
+
+    `table` is a float32 embedding table as one chip sees it, whole over fsdp when `split`; then tables of
+    gradients are whole too until they are scattered: the output's, and with tied weights the embedding's and
+    their sum."""
+    at_logits = [
+        Part("working set (logits chunk)", logits * (1 + compute / 4)),
+        Part("gathered table, gradient", table * compute / 4 + (table if split else 0.0)),
+    ]
+    at_layer = [
+        Part("gradients (micro-batch)", gradients),
+        Part("working set (one layer)", one_layer),
+        Part("gathered layer, table gradients", gathered + (table * (3 if tied else 1) if split else 0.0)),
+    ]
+    return max(at_layer, at_logits, key=lambda parts: sum(part.bytes for part in parts))
+
+
+def _learner_parts(config: Config, model: Qwen3Config, plan: BatchPlan, platform: str) -> list[Part]:
     mesh = config.mesh
     layout = abstract_layout(mesh)
     lora = config.lora if config.lora.rank else None
@@ -220,37 +265,53 @@ def learner_parts(config: Config, model: Qwen3Config, plan: BatchPlan) -> list[P
         # Every adapted projection writes its own output and its adapter's before they are added, and so do
         # their gradients.
         cotangents = 2 * cotangents + 2 * tokens * inner * compute
-    query_block = min(max(model.attention_chunk, -(-plan.row_tokens // 4)), 4 * model.attention_chunk)
-    seen = plan.row_tokens + plan.prefix_width
+    on_cpu = platform == "cpu"
+    size = tile_size(plan.row_tokens, model.attention_chunk, on_cpu)
+    tile = min(size, plan.row_tokens) * min(size, plan.row_tokens + plan.prefix_width)
     # on a CPU one row and one key/value head of it at a time
-    per_row = local.num_heads // local.num_kv_heads if config.mesh.chip == "cpu" else rows * local.num_heads
-    scores = 4.0 * SCORE_COPIES * per_row * min(query_block, plan.row_tokens) * seen
-    chunk = min(DEFAULT_CHUNK, rows * plan.row_tokens)
-    logits = 4.0 * LOGITS_COPIES * chunk * local.vocab_size
-    table = 4.0 * local.vocab_size * model.hidden_size
-    # Logits are differentiated before the layers are: the same memory serves both.
+    together = local.num_heads // local.num_kv_heads if on_cpu else rows * local.num_heads
+    scores = 4.0 * SCORE_COPIES * together * tile if model.attention == "xla" else 0.0
     one_layer = layer_bytes(local, batch, lora) + cotangents + scores
     one_layer += exchanged_bytes(local, rows * plan.row_tokens, mesh.expert)
-    working = {"working set (logits chunk)": logits, "working set (one layer)": one_layer}
-    largest = max(working, key=lambda name: working[name])
-    gathered = 0.0
-    width = compute if lora is not None else 4.0
-    if mesh.fsdp * mesh.expert > 1:
-        stack = sum(math.prod(s) for n, s in parameter_shapes(local).items() if n.startswith("layers/"))
-        if experts is not None:  # a chip gathers its own experts only
-            own_experts = model.num_layers * 3 * experts.count * model.hidden_size * experts.width
-            stack -= own_experts * (1 - 1 / mesh.expert)
-        gathered = width * stack / model.num_layers + table * width / 4 + table * compute / 4
-    elif compute != 4 and lora is None:
-        gathered = table * compute / 4
+    logits = 4.0 * min(DEFAULT_CHUNK, rows * plan.row_tokens) * local.vocab_size
+    table = 4.0 * local.vocab_size * model.hidden_size
+    stack = sum(math.prod(s) for n, s in parameter_shapes(local).items() if n.startswith("layers/"))
+    used = stack
+    if experts is not None:  # a chip gathers its own experts only
+        used -= (
+            model.num_layers * 3 * experts.count * model.hidden_size * experts.width * (1 - 1 / mesh.expert)
+        )
+    split = mesh.fsdp * mesh.expert > 1
+    if platform == "tpu":
+        # All layers are cast at once, before the loop over them and before any is gathered.
+        cast = compute * stack / (mesh.fsdp * mesh.expert) if compute != 4 and lora is None else 0.0
+        most = _fuller_on_tpu(
+            gradients=own, one_layer=one_layer, logits=logits, table=table, compute=compute,
+            gathered=compute * used / model.num_layers if split else 0.0, split=split and lora is None,
+            tied=model.tie_embeddings,
+        )  # fmt: skip
+        most.append(Part("cast weights", cast))
+    else:
+        width = compute if lora is not None else 4.0
+        gathered = 0.0
+        if split:
+            gathered = width * used / model.num_layers + table * (width + compute) / 4
+        elif compute != 4 and lora is None:
+            gathered = table * compute / 4
+        # Logits are differentiated before the layers are: the same memory serves both.
+        working = {"working set (logits chunk)": LOGITS_COPIES * logits, "working set (one layer)": one_layer}
+        largest = max(working, key=lambda name: working[name])
+        most = [
+            Part("gradients (micro-batch)", own),
+            Part(largest, working[largest]),
+            Part("gathered weights" if split else "cast weights", gathered),
+        ]
     parts = [
         Part(f"{'adapters' if lora else 'parameters'} (f32 master)", own, stays=True),
         Part(f"optimiser ({config.erpo.optimizer.kind})", moments, stays=True),
         Part("gradients (running sum)", own),
-        Part("gradients (micro-batch)", own),
         Part(f"activations kept ({'remat' if model.remat else 'no remat'})", kept),
-        Part(largest, working[largest]),
-        Part("gathered weights" if mesh.fsdp * mesh.expert > 1 else "cast weights", gathered),
+        *most,
     ]
     if lora is not None:
         frozen = bytes_on_one(jax.eval_shape(lambda p: frozen_copy(p, model), whole), layout)
@@ -259,30 +320,34 @@ def learner_parts(config: Config, model: Qwen3Config, plan: BatchPlan) -> list[P
 
 
 def engine_parts(config: Config, model: Qwen3Config, chip_bytes: float) -> list[Part]:
-    """Memory of the embedded engine on the same chip: its copy of the weights, and its key/value store; of
-    servers what they hold of the learner's chip (`rollout.sglang.memory_fraction` of `chip_bytes`).
-
-    The store is not split over chips today; the weights lie as the learner's do (in several processes: over
-    the chips of one process).
-    """
+    """Memory of the embedded engine on the same chip: its copy of the weights in the compute type, its
+    key/value store, and what a decode program copies of it; all split over the chips that share an engine. Of
+    servers what they hold of the learner's chip (`rollout.sglang.memory_fraction` of `chip_bytes`)."""
     if config.rollout.engine != "jax":
         share = config.rollout.sglang.memory_fraction
         return [Part("SGLang server", share * chip_bytes, learner=False)] if share else []
-    _, params = abstract_params(model)
-    mesh = config.mesh
-    if mesh.coordinator:
-        local = max(1, mesh.size // mesh.processes)
-        weights = 4.0 * model.num_parameters / local
-    else:
-        weights = bytes_on_one(params, abstract_layout(mesh))
-    rollout = config.rollout
-    named = config.synthesis
-    environments = len({*named.documents, *named.bundles, *named.heldout_documents})
-    rows = rollout.slots + prefix_rows(environments) + 1
-    capacity = rollout.max_trajectory_tokens + max(CHUNK, BLOCK)
     itemsize = 2 if model.dtype == "bfloat16" else 4
-    cache = 2.0 * model.num_layers * rows * model.num_kv_heads * model.head_dim * capacity * itemsize
+    tensor = engine_tensor(config.mesh.tensor, process_chips(config.mesh))
+    with compiling_for(chip_named(config.mesh.chip).platform):
+        size = engine_size(config)
+        row = 2.0 * model.num_layers * model.num_kv_heads * model.head_dim * itemsize / tensor
+        store = row * size.store_rows * size.capacity
+        read = row * size.buckets[-1] * TILE * size.own_width(size.max_length, DECODE_WIDTH)
     return [
-        Part("engine: weights", weights, learner=False),
-        Part("engine: KV store", cache, learner=False),
+        Part("engine: weights", float(itemsize) * model.num_parameters / tensor, learner=False),
+        Part("engine: KV store", store, learner=False),
+        Part("engine: rows being decoded", read, learner=False),
     ]
+
+
+def process_chips(mesh: MeshConfig) -> int:
+    """Chips of one process: an engine lives within it."""
+    return max(1, mesh.size // mesh.processes) if mesh.coordinator else mesh.size
+
+
+def engine_size(config: Config) -> EngineSize:
+    """What the embedded engine has room for. The length of shared prefixes is known once there are
+    environments."""
+    rollout, named = config.rollout, config.synthesis
+    environments = len({*named.documents, *named.bundles, *named.heldout_documents})
+    return EngineSize(rollout.slots, rollout.max_trajectory_tokens, prefix_rows(environments))

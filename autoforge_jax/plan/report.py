@@ -9,11 +9,12 @@ from pathlib import Path
 from autoforge_jax.config import Config, ModelConfig
 from autoforge_jax.errors import ConfigError
 from autoforge_jax.model.config import Qwen3Config
-from autoforge_jax.model.load_hf import stored_shape
-from autoforge_jax.model.sharding import check_mesh
+from autoforge_jax.model.hf_config import stored_shape
+from autoforge_jax.numerics.kernels import kernel_of
 from autoforge_jax.plan.batch import BatchPlan, Flops, batch_plan, flops
 from autoforge_jax.plan.chips import Chip, chip_named
 from autoforge_jax.plan.memory import Part, adapter_weights, engine_parts, learner_parts
+from autoforge_jax.plan.possible import check_possible, check_tokenizer
 
 USABLE = 0.92
 """Part of a chip's memory that a program gets: the rest is the runtime's, and fragments."""
@@ -143,10 +144,15 @@ def step_time(config: Config, model: Qwen3Config, plan: BatchPlan, work: Flops, 
 
 
 def make_plan(config: Config, chip: str = "") -> Plan:
-    """Plan a config for the chip it names, or for another. ConfigError for an unknown chip, a mesh that does
-    not fit the model, or a batch that cannot be."""
+    """Plan a config for the chip it names, or for another. ConfigError for an unknown chip, a batch that
+    cannot be, and what `check_possible` finds."""
     model, shape_from = model_shape(config)
-    check_mesh(config.mesh, model, config.batch.rows_per_microbatch)
+    check_possible(config, model)
+    check_tokenizer(config, model)
+    # whether the machine has the kernel is not the plan's to say, whether config and model allow it is
+    own = {"cudnn": "gpu", "splash": "tpu"}.get(config.model.attention)
+    if own is not None:
+        kernel_of(config, model, own)
     config = config.model_copy(
         update={"mesh": config.mesh.model_copy(update={"chip": chip or config.mesh.chip})}
     )
@@ -176,10 +182,10 @@ def plan_text(plan: Plan) -> str:
         f"{batch.microbatches} micro-batches × {batch.updates} updates = {batch.computed_tokens:,} tokens",
         "",
         "memory of one chip",
-        *(f"  {part.name:<34}{_size(part.bytes):>10}" for part in plan.parts),
+        *(f"  {part.name:<34}{size_text(part.bytes):>10}" for part in plan.parts),
         *_turns(plan),
-        f"  {'total':<34}{_size(plan.total):>10}   of {_size(plan.room)} usable "
-        f"({USABLE:.0%} of {_size(plan.chip.memory)})",
+        f"  {'total':<34}{size_text(plan.total):>10}   of {size_text(plan.room)} usable "
+        f"({USABLE:.0%} of {size_text(plan.chip.memory)})",
         "",
         f"work        {plan.flops.model / 1e12:,.2f} TFLOP a step (layers {plan.flops.layers / 1e12:,.2f}, "
         f"attention {plan.flops.attention / 1e12:,.2f}, output {plan.flops.output / 1e12:,.2f}), and "
@@ -214,23 +220,23 @@ def _turns(plan: Plan) -> list[str]:
     if not plan.takes_turns:
         return []
     return [
-        f"  {'during an update (engine at rest)':<34}{_size(plan.updating):>10}",
-        f"  {'during rollouts':<34}{_size(plan.rolling_out):>10}",
+        f"  {'during an update (engine at rest)':<34}{size_text(plan.updating):>10}",
+        f"  {'during rollouts':<34}{size_text(plan.rolling_out):>10}",
     ]
 
 
 def _verdict(plan: Plan) -> str:
     if plan.fits:
-        return f"fits: {_size(plan.room - plan.total)} to spare on each chip"
+        return f"fits: {size_text(plan.room - plan.total)} to spare on each chip"
     largest = max(plan.parts, key=lambda part: part.bytes)
     return (
-        f"does not fit: {_size(plan.total - plan.room)} too much on each chip; the largest part is "
-        f"{largest.name} ({_size(largest.bytes)}). {_advice(plan.parts, largest, plan.model.remat)}"
+        f"does not fit: {size_text(plan.total - plan.room)} too much on each chip; the largest part is "
+        f"{largest.name} ({size_text(largest.bytes)}). {_advice(plan.parts, largest, plan.model.remat)}"
     )
 
 
 def _advice(parts: Sequence[Part], largest: Part, remat: bool) -> str:
-    if largest.name == "engine: KV store":
+    if largest.name in ("engine: KV store", "engine: rows being decoded"):
         return "Lower rollout.slots or rollout.max_trajectory_tokens"
     if not remat and largest.name.startswith("activations"):
         return "Set model.remat = true, or lower batch.rows_per_microbatch"
@@ -241,7 +247,8 @@ def _advice(parts: Sequence[Part], largest: Part, remat: bool) -> str:
     return "Raise mesh.fsdp or mesh.tensor"
 
 
-def _size(count: float) -> str:
+def size_text(count: float) -> str:
+    """Bytes for people."""
     return f"{count / 1e9:,.2f} GB" if count >= 1e8 else f"{count / 1e6:,.2f} MB"
 
 

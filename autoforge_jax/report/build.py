@@ -23,7 +23,7 @@ from autoforge_jax.report.data import (
     read_run,
     seconds_by_activity,
 )
-from autoforge_jax.train.rundir import write_atomic
+from autoforge_jax.train.state_files import write_atomic
 from autoforge_jax.train.summary import SET_NAMES, STAGE_NAMES, STAGES
 
 SMOOTH = 7

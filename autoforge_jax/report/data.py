@@ -11,8 +11,9 @@ from typing import Any
 
 from autoforge_jax.errors import ConfigError
 from autoforge_jax.train.metrics import read_jsonl
-from autoforge_jax.train.rundir import read_json
-from autoforge_jax.train.summary import SET_NAMES, STAGES, differences, read_reports
+from autoforge_jax.train.rundir import toml_text
+from autoforge_jax.train.state_files import read_json, read_records, saved_config
+from autoforge_jax.train.summary import SET_NAMES, STAGES, by_stage, differences, read_evals
 
 MAX_TRAJECTORIES = 400
 
@@ -50,28 +51,30 @@ def read_run(root: Path) -> RunData:
     """All data of a run directory; ConfigError when `root` is none."""
     if not (root / "config.json").is_file():
         raise ConfigError(f"{root} is no run directory (no config.json in it)")
-    config = read_json(root / "config.json", dict)
+    config = saved_config(root)
     metrics: dict[str, list[dict[str, Any]]] = {}
-    for row in read_jsonl(root / "metrics.jsonl"):
+    for row in read_jsonl(root / "metrics.jsonl", ("phase", "step")):
         metrics.setdefault(row["phase"], []).append(row)
-    evals = [read_json(path, dict) for path in sorted((root / "eval").glob("*.json"))]
+    stored = read_evals(root / "eval")
+    evals = [found.tree for found in stored]
     trajectories = read_jsonl(root / "trajectories.jsonl")
     return RunData(
         name=root.resolve().name,
         config=config,
-        config_text=(root / "config.toml").read_text(encoding="utf-8"),
-        phases=_optional(root / "phases.json") or [],
-        bundles=_optional(root / "bundles.json") or [],
+        config_text=toml_text(config),
+        phases=[vars(record) for record in read_records(root).values()],
+        bundles=_bundles(root / "bundles.json"),
         metrics=metrics,
-        results=results(evals, differences(read_reports(root / "eval"), config["run"]["seed"])),
+        results=results(evals, differences(by_stage(stored), config["run"]["seed"])),
         evals=evals,
         trajectories=pick(trajectories, MAX_TRAJECTORIES),
         trajectories_total=len(trajectories),
     )
 
 
-def _optional(path: Path) -> Any:
-    return read_json(path) if path.is_file() else None
+def _bundles(path: Path) -> list[dict[str, Any]]:
+    remedy = "delete it: the run's own command writes it again from the bundles"
+    return read_json(path, list, remedy) if path.is_file() else []
 
 
 def results(evals: Iterable[dict[str, Any]], paired_rows: list[dict[str, Any]]) -> list[ResultRow]:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import jax
@@ -21,26 +20,25 @@ import numpy as np
 from flax import nnx
 
 from autoforge_jax.errors import LedgerError, PolicyError, WeightsError
-from autoforge_jax.model.cached import TILE, KVStore, decode, new_store, prefill
+from autoforge_jax.model.cached import TILE, KVStore
 from autoforge_jax.model.config import Qwen3Config
 from autoforge_jax.model.qwen3 import Qwen3, Weights, parameter_shapes, weights_of
 from autoforge_jax.model.sharding import Layout
-from autoforge_jax.rollout.engine_layout import hand_over, store_shardings
+from autoforge_jax.rollout.engine_layout import hand_over
+from autoforge_jax.rollout.engine_programs import Programs
 from autoforge_jax.rollout.engine_rows import (
-    BLOCK,
     CHUNK,
     DECODE_WIDTH,
     PREFILL_WIDTH,
     Batch,
+    EngineSize,
     Job,
     Prefix,
     Session,
     Turn,
     arrange,
-    cache_width,
     decode_inputs,
     in_tile_order,
-    row_buckets,
 )
 from autoforge_jax.types import SampleOutput, SampleRequest
 
@@ -76,9 +74,9 @@ class JaxEngine:
         self.slots = slots
         self.max_length = max_length
         self._pad_id = pad_id
-        self._row_buckets = row_buckets(slots, prefixes)
-        self._capacity = max_length + max(CHUNK, BLOCK)  # blocks are written whole
-        self._scratch = slots + prefixes
+        self._size = EngineSize(slots, max_length, prefixes, prefix_tokens)
+        self._row_buckets = self._size.buckets
+        self._scratch = self._size.scratch
         self._weights: Weights | None = None
         self._version = -1
         self._store: KVStore | None = None
@@ -86,28 +84,13 @@ class JaxEngine:
         self._prefixes: dict[tuple[int, ...], Prefix] = {}
         self._free_rows: list[int] = []
         self._free_prefix_rows: list[int] = []
-        self._prefix_width = cache_width(prefix_tokens, DECODE_WIDTH) if prefix_tokens else 0
+        self._longest_prefix = prefix_tokens
         self._clock = 0
         self._totals = dict.fromkeys(
             ("sampled_tokens", "prefill_tokens", "prefix_tokens", "decode_row_steps", "unshared_sessions"), 0
         )
         self._seconds = {"prefill": 0.0, "decode": 0.0, "compile": 0.0}
-        make_store = partial(new_store, config, self._scratch + 1, self._capacity)
-        place: Any = None if layout is None else store_shardings(layout, jax.eval_shape(make_store))
-        rest = None if layout is None else layout.replicated
-        self._new_store: Any = make_store if layout is None else jax.jit(make_store, out_shardings=place)
-        self._prefill: Any = jax.jit(
-            partial(prefill, config=config),
-            static_argnames=("own_width", "prefix_width"),
-            donate_argnums=1,
-            out_shardings=place,
-        )
-        self._decode: Any = jax.jit(
-            partial(decode, config=config, block=BLOCK),
-            static_argnames=("own_width", "prefix_width", "filtered"),
-            donate_argnums=1,
-            out_shardings=None if layout is None else (place, rest),
-        )
+        self._programs = Programs.of(config, self._size, layout)
 
     @property
     def version(self) -> int:
@@ -138,7 +121,7 @@ class JaxEngine:
         self._version = version
         self._forget()
         if self._store is None:
-            self._store = self._new_store()
+            self._store = self._programs.new_store()
 
     def unload(self) -> None:
         """Let go of weights and caches, that is of all memory but compiled programs; sessions are forgotten.
@@ -170,7 +153,7 @@ class JaxEngine:
         return {
             **self._totals,
             **{f"{name}_seconds": value for name, value in self._seconds.items()},
-            "compiles": self._compiles(),
+            "compiles": self._programs.compiled(),
             "decode_useful": self._totals["sampled_tokens"] / steps if steps else 0.0,
             "live_sessions": len(self._sessions),
         }
@@ -304,7 +287,12 @@ class JaxEngine:
                 job.tokens = job.tokens[len(piece) :]
                 job.cached += len(piece)
             self._store = self._timed(
-                "prefill", self._prefill, batch.rows, tokens, own_width=own_width, prefix_width=prefix_width
+                "prefill",
+                self._programs.prefill,
+                batch.rows,
+                tokens,
+                own_width=own_width,
+                prefix_width=prefix_width,
             )
             jobs = [job for job in jobs if job.tokens]
 
@@ -320,7 +308,7 @@ class JaxEngine:
         smaller = max((n for n in self._row_buckets if n * TILE < batch.size), default=0) * TILE * 3 // 4
         self._store, out = self._timed(
             "decode",
-            self._decode,
+            self._programs.decode,
             batch.rows,
             tokens,
             sampling,
@@ -343,22 +331,19 @@ class JaxEngine:
         """Cache positions that a program reads: of the rows, and of their prefixes. The second only ever
         grows, since the shared prefixes of a run have one or two lengths and each width is another
         program."""
-        own = min(cache_width(batch.longest, smallest), self._capacity)
+        own = self._size.own_width(batch.longest, smallest)
         if not batch.longest_prefix:
             return own, 0
-        self._prefix_width = max(self._prefix_width, cache_width(batch.longest_prefix, DECODE_WIDTH))
-        return own, min(self._prefix_width, self._capacity)
+        self._longest_prefix = max(self._longest_prefix, batch.longest_prefix)
+        return own, self._size.prefix_width(self._longest_prefix)
 
     def _timed(self, phase: str, call: Any, *args: Any, **static: Any) -> Any:
-        before, began = self._compiles(), time.perf_counter()
+        before, began = self._programs.compiled(), time.perf_counter()
         out = jax.block_until_ready(call(self._weights, self._store, *args, **static))
         took = time.perf_counter() - began
         # the first run of a shape is compilation all but for milliseconds
-        self._seconds["compile" if self._compiles() > before else phase] += took
+        self._seconds["compile" if self._programs.compiled() > before else phase] += took
         return out
-
-    def _compiles(self) -> int:
-        return self._prefill._cache_size() + self._decode._cache_size()
 
 
 def _check_shapes(weights: Weights, config: Qwen3Config) -> None:

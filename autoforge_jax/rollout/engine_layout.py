@@ -8,13 +8,14 @@ of other axes hold copies. The rows of the learner's `fsdp` are gathered when we
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
-from jax.sharding import AxisType, NamedSharding
+from jax.sharding import NamedSharding
 
 from autoforge_jax.model.cached import KVStore
-from autoforge_jax.model.sharding import MESH_AXES, RULES, Layout
+from autoforge_jax.model.sharding import MESH_AXES, RULES, Layout, device_mesh
 
 ENGINE_RULES = RULES | {"rows": (), "embed": ()}
 """The learner's table without what splits by rows or gathers weights."""
@@ -33,14 +34,20 @@ def engine_layout(learner: Layout | None) -> Layout | None:
     if learner is None:
         return None
     own = [d for d in learner.mesh.devices.flat if d.process_index == jax.process_index()]
-    tensor = math.gcd(int(learner.mesh.shape["tensor"]), len(own))
-    if len(own) == 1:
-        return None
-    sizes = {"data": len(own) // tensor, "tensor": tensor}
+    return layout_over(own, int(learner.mesh.shape["tensor"])) if len(own) > 1 else None
+
+
+def layout_over(devices: Sequence[Any], tensor: int) -> Layout:
+    """The layout of an engine on these devices, when the learner's mesh has so many in `tensor`."""
+    tensor = engine_tensor(tensor, len(devices))
+    sizes = {"data": len(devices) // tensor, "tensor": tensor}
     shape = tuple(sizes.get(name, 1) for name in MESH_AXES)
-    automatic = (AxisType.Auto,) * len(MESH_AXES)
-    mesh = jax.make_mesh(shape, MESH_AXES, axis_types=automatic, devices=own)
-    return Layout(mesh, tuple(ENGINE_RULES.items()))
+    return Layout(device_mesh(shape, devices), tuple(ENGINE_RULES.items()))
+
+
+def engine_tensor(tensor: int, devices: int) -> int:
+    """How many of a process's devices share one copy of the engine."""
+    return math.gcd(tensor, devices)
 
 
 def store_shardings(layout: Layout, store: KVStore) -> KVStore:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from autoforge_jax.compilation import target_platform
 from autoforge_jax.model.cached import TILE, Rows, Sampling
 from autoforge_jax.numerics.sampling import uniforms
 from autoforge_jax.types import SampleRequest
@@ -20,8 +21,59 @@ BLOCK = 32
 DECODE_WIDTH, PREFILL_WIDTH = 128, 256
 """Cache positions that a program reads: these times a power of two. Prefill is bound by arithmetic and gets
 fewer programs."""
+LANES = 128
+"""Positions side by side in a TPU's vector registers."""
+STOP_WIDTH = 4
+"""Stop ids of a row that a decode program has room for; a row with more is another program."""
 MOST_PREFIXES = 16
 """Environments whose prompts an engine keeps computed at a time, when a run has so many."""
+
+
+@dataclass(frozen=True)
+class EngineSize:
+    """What an engine has room for, and the shapes that follow from it."""
+
+    slots: int
+    """Sessions that can live at once."""
+    max_length: int
+    """Tokens of a context at most, prefix and turn included."""
+    prefixes: int
+    """Shared prefixes kept."""
+    prefix_tokens: int = 0
+    """Length of the longest one to come; 0: not known."""
+
+    @property
+    def scratch(self) -> int:
+        """Store row of batch rows that hold no session: the last, after those of sessions and of prefixes."""
+        return self.slots + self.prefixes
+
+    @property
+    def store_rows(self) -> int:
+        """Rows of the store."""
+        return self.scratch + 1
+
+    @property
+    def capacity(self) -> int:
+        """Positions of a store row; blocks are written whole.
+
+        Off CPUs a multiple of `LANES`: for any other length XLA:TPU lays the store out anew in every call, in
+        two copies of all of it.
+        """
+        least = self.max_length + max(CHUNK, BLOCK)
+        return least if target_platform() == "cpu" else -(-least // LANES) * LANES
+
+    @property
+    def buckets(self) -> tuple[int, ...]:
+        """Batch sizes in tiles (`row_buckets`)."""
+        return row_buckets(self.slots, self.prefixes)
+
+    def own_width(self, longest: int, smallest: int) -> int:
+        """Cache positions that a program reads of its rows, the longest of which has `longest`."""
+        return min(cache_width(longest, smallest), self.capacity)
+
+    def prefix_width(self, longest: int) -> int:
+        """The same of its rows' prefixes; 0 where there are none."""
+        return min(cache_width(longest, DECODE_WIDTH), self.capacity) if longest else 0
 
 
 @dataclass
@@ -131,7 +183,7 @@ def arrange(jobs: Sequence[Job], buckets: tuple[int, ...], scratch: int) -> Batc
 def decode_inputs(turns: Sequence[Turn], batch: Batch, pad_id: int) -> tuple[np.ndarray, Sampling]:
     """First inputs [B] and sampling settings of a decode block; row ``batch.positions[i]`` is turn i's."""
     size = batch.size
-    stop_width = max(4, *(len(t.request.params.stop_token_ids) for t in turns))
+    stop_width = max(STOP_WIDTH, *(len(t.request.params.stop_token_ids) for t in turns))
     tokens = np.full(size, pad_id, np.int32)
     seeds, starts = np.zeros(size, np.uint64), np.zeros(size, np.int64)
     arrays: dict[str, Any] = {

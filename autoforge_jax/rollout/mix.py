@@ -15,6 +15,17 @@ from autoforge_jax.rollout.jobs import TaskItem, stable_hash
 from autoforge_jax.types import TrajectoryGroup
 
 
+def check_weights(weights: Mapping[str, float], known: Iterable[str]) -> None:
+    """ConfigError when `erpo.environment_weights` names an environment that no training bundle is."""
+    names = sorted(set(known))
+    unknown = sorted(set(weights) - set(names))
+    if unknown:
+        raise ConfigError(
+            f"erpo.environment_weights names {unknown}, the training environments are {names}; correct the "
+            "name or leave it out"
+        )
+
+
 class TaskSource:
     """All items once; `draw` hands them out.
 
@@ -36,12 +47,7 @@ class TaskSource:
         weights: Mapping[str, float] | None = None,
     ) -> None:
         """`weights`: bundle name -> weight, 1 where none is given. ConfigError for names that no item has."""
-        known = {bundle.name for bundle, _ in items}
-        unknown = sorted(set(weights or {}) - known)
-        if unknown:
-            raise ConfigError(
-                f"erpo.environment_weights names {unknown}, the training environments are {sorted(known)}"
-            )
+        check_weights(weights or {}, (bundle.name for bundle, _ in items))
         self._block = block
         self._weights: dict[str, float] = {}
         self._queues: dict[str, list[TaskItem]] = {}
@@ -87,7 +93,11 @@ class TaskSource:
         for name in order:
             self._credit[name] += self._weights[name]
         chosen = max(order, key=lambda name: (self._credit[name], -order.index(name)))
-        self._credit[chosen] -= sum(self._weights[name] for name in order)
+        # Not `sum`: it rounds otherwise since Python 3.12, and another turn would follow from the same seed.
+        whole = 0.0
+        for name in order:
+            whole += self._weights[name]
+        self._credit[chosen] -= whole
         return chosen
 
 

@@ -92,10 +92,20 @@ class Fleet:
             self._router = self._new_node(config.router, config.requests_per_server * len(config.urls))
         self._nodes = [self._new_node(url, config.requests_per_server) for url in config.urls]
         if asleep_file is not None and asleep_file.is_file():  # left by a trainer that was killed meanwhile
+            self._recall_asleep(asleep_file)
+
+    def _recall_asleep(self, asleep_file: Path) -> None:
+        """Which servers sleep, or hold noise, from what `_note_asleep` wrote."""
+        try:
             known = json.loads(asleep_file.read_text(encoding="utf-8"))
             for node in self._nodes:
                 node.asleep = str(known["asleep"].get(node.server.url, ""))
                 node.hollow = node.server.url in known["hollow"]
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise WeightsError(
+                f"{asleep_file}, which says which servers gave their memory back, is damaged ({error!r}): "
+                "restart the SGLang servers and delete it"
+            ) from error
 
     def _new_node(self, url: str, in_flight: int) -> Node:
         patience = self.config.connect_timeout_s

@@ -17,15 +17,18 @@ import jax
 from flax import nnx
 from jax.sharding import SingleDeviceSharding
 
+from autoforge_jax import compilation
 from autoforge_jax.data.batch import Batch
-from autoforge_jax.errors import CheckpointError, TrainingError
+from autoforge_jax.errors import CheckpointError
 from autoforge_jax.model.config import Qwen3Config
+from autoforge_jax.model.hf_config import stored_shape
 from autoforge_jax.model.lora import frozen_copy, init_adapters, merge
 from autoforge_jax.model.qwen3 import Qwen3
 from autoforge_jax.model.retrieval_init import retrieval_weights
 from autoforge_jax.model.sharding import Layout, gather_to_host, make_layout
-from autoforge_jax.numerics.kernels import choose_kernel
+from autoforge_jax.numerics.kernels import kernel_of
 from autoforge_jax.plan.chips import chip_named
+from autoforge_jax.plan.possible import check_vocabulary
 from autoforge_jax.rollout.conditions import Conditions
 from autoforge_jax.rollout.engine_jax import JaxEngine
 from autoforge_jax.rollout.engine_layout import engine_layout
@@ -35,13 +38,12 @@ from autoforge_jax.rollout.render import Renderer
 from autoforge_jax.train.checkpoint import CheckpointMeta, CheckpointStore
 from autoforge_jax.train.crew import Crew
 from autoforge_jax.train.disk_sync import DiskSync
-from autoforge_jax.train.forward import Adapted, Forward, adapted_forward
+from autoforge_jax.train.forward import Adapted, Forward, adapted_forward, forward_of
 from autoforge_jax.train.instruments import StepTrace, compile_clock, device_memory_gb, host_memory_gb
 from autoforge_jax.train.optimizer import make_optimizer
 from autoforge_jax.train.phase_synthesis import Environments
 from autoforge_jax.train.rundir import RunDir
 from autoforge_jax.train.state import Params, TrainState, init_state
-from autoforge_jax.train.step import forward_of
 from autoforge_jax.train.throughput import Meter
 from autoforge_jax.train.together import batches_digest, shared_episodes
 from autoforge_jax.train.weight_sync import SyncReport, leaf_checksums, sync_weights, total_checksum
@@ -75,7 +77,7 @@ def create_params(
         graphdef, params = nnx.split(make(), nnx.Param)
         return graphdef, params
     graphdef, shapes = nnx.split(nnx.eval_shape(make), nnx.Param)
-    draw = jax.jit(lambda: nnx.split(make(), nnx.Param)[1], out_shardings=layout.of_state(shapes))
+    draw = compilation.jit(lambda: nnx.split(make(), nnx.Param)[1], out_shardings=layout.of_state(shapes))
     return graphdef, draw()
 
 
@@ -121,8 +123,13 @@ class Assembly:
         self.last_sync: SyncReport | None = None
         """The newest hand-over."""
         if config.rollout.engine == "sglang":
-            initial = self.whole(self.initial_params())
-            self._disk_sync = DiskSync(run, renderer.tokenizer, self.model_config, initial)
+            self._disk_sync = DiskSync(
+                run,
+                renderer.tokenizer,
+                self.model_config,
+                lambda: self._in_one_process(self.whole(self.initial_params())),
+                self.crew,
+            )
             self.engine, self._hand_over = self._disk_sync.engine, self._disk_sync.push
         else:
             engine = JaxEngine(
@@ -144,28 +151,15 @@ class Assembly:
 
     def _model(self) -> Qwen3Config:
         """The model's shape: of `[model]`, or of the folder that `model.init_from` names."""
-        vocabulary = self.renderer.tokenizer.vocab_size
-        folder = self.config.model.init_from
+        tokenizer, folder = self.renderer.tokenizer, self.config.model.init_from
         if not folder:
-            return self._with_kernel(Qwen3Config.from_model_config(self.config.model, vocabulary))
-        from autoforge_jax.model.load_hf import stored_shape
-
+            return self._with_kernel(Qwen3Config.from_model_config(self.config.model, tokenizer.vocab_size))
         shape = stored_shape(Path(folder), self.config.model)
-        if shape.vocab_size < vocabulary:
-            raise TrainingError(
-                f"{folder}: {shape.vocab_size} embeddings for a tokenizer with {vocabulary} ids"
-            )
+        check_vocabulary(tokenizer, shape, Path(folder))
         return self._with_kernel(shape)
 
     def _with_kernel(self, shape: Qwen3Config) -> Qwen3Config:
-        kernel = choose_kernel(
-            self.config.model.attention,
-            platform=jax.default_backend(),
-            dtype=shape.dtype,
-            head_dim=shape.head_dim,
-            row_tokens=self.config.batch.row_tokens,
-            shared_prefixes=self.config.batch.share_prefix,
-        )
+        kernel = kernel_of(self.config, shape, jax.default_backend())
         return replace(shape, attention=kernel)
 
     # ------------------------------------------------------------------------------------------ parameters
@@ -192,7 +186,7 @@ class Assembly:
 
     def _freeze(self) -> None:
         """The model becomes `frozen`; what is trained are adapters."""
-        self.frozen = jax.jit(lambda params: frozen_copy(params, self.model_config))(self._begin())
+        self.frozen = compilation.jit(lambda params: frozen_copy(params, self.model_config))(self._begin())
         self._shapes = jax.eval_shape(self._draw_adapters)
         self.forward = adapted_forward(self.model_config, self.config.lora.scale)
 
@@ -202,7 +196,7 @@ class Assembly:
         if self.frozen is None:
             return self._begin()
         places = None if self.layout is None else self.layout.of_state(self._shapes)
-        return jax.jit(self._draw_adapters, out_shardings=places)()
+        return compilation.jit(self._draw_adapters, out_shardings=places)()
 
     def whole(self, params: Params) -> Params:
         """The model of these parameters: themselves, or the frozen model with the adapters merged in."""
@@ -221,19 +215,32 @@ class Assembly:
         """Hand parameters to the engine and prove that they arrived.
 
         With several processes each has an embedded engine of its own with the whole model, and all of them
-        must hold the same weights; servers are handed theirs by the first process.
+        must hold the same weights; servers are handed theirs by the first process. The embedded engine gets
+        matrices in the compute type, in which it uses them: half the memory, and no cast in every program.
         """
         params = self.whole(params)
+        if self._disk_sync is None:
+            params = frozen_copy(params, self.model_config)
         if self.crew.count == 1:
             self.last_sync = self._hand_over(params, version)
             return self.last_sync
-        whole = jax.tree.map(jax.numpy.asarray, gather_to_host(params))
+        whole = self._in_one_process(params)
         if self._disk_sync is None:
             self.last_sync = self._hand_over(whole, version)
             self.crew.agree(f"weights of version {version}", f"{self.last_sync.checksum:08x}")
         else:
             self.last_sync = self.crew.of_first("weights", lambda: self._hand_over(whole, version))
         return self.last_sync
+
+    def _in_one_process(self, params: Params) -> Params:
+        """The whole parameters in each of several processes; called by all of them together."""
+        if self.crew.count == 1:
+            return params
+        host = gather_to_host(params)
+        layout = engine_layout(self.layout)
+        if layout is None:
+            return jax.tree.map(jax.numpy.asarray, host)
+        return jax.tree.map(jax.device_put, host, layout.of_state(host))  # not all on its first device
 
     def rest(self) -> None:
         """After rollouts whose weights will be handed over anew before the next ones: the engine gives back

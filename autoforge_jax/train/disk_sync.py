@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +25,7 @@ from autoforge_jax.rollout.engine_sglang import SGLangEngine
 from autoforge_jax.rollout.sglang_local import LocalServers
 from autoforge_jax.rollout.sglang_weights import PublishedWeights, weights_tag
 from autoforge_jax.rollout.tokenizer import PolicyTokenizer
+from autoforge_jax.train.crew import Crew
 from autoforge_jax.train.rundir import RunDir
 from autoforge_jax.train.state import Params
 from autoforge_jax.train.weight_sync import SyncReport
@@ -38,9 +39,11 @@ class DiskSync:
         run: RunDir,
         tokenizer: PolicyTokenizer,
         model: Qwen3Config,
-        initial: Params,
+        initial: Callable[[], Params],
+        crew: Crew | None = None,
     ) -> None:
-        """initial: what `serve/initial` is made of, when it is not there yet."""
+        """initial: makes what `serve/initial` is written from, whole in this process; called only when that
+        is not there yet, then by all processes of `crew` together (the first writes)."""
         settings = run.config.rollout.sglang
         self._folder = (run.root / "serve").absolute()
         self._initial = self._folder / "initial"
@@ -54,8 +57,10 @@ class DiskSync:
         if settings.launch:
             self._servers = LocalServers(settings.launch, self._initial, settings.urls, self._folder / "logs")
         self._published: PublishedWeights | None = None
-        if not self._initial.is_dir():
-            self._write(self._initial, hf_tensors(weights_of(initial), model))
+        if not (crew or Crew()).of_first("initial weights", self._initial.is_dir):
+            weights = weights_of(initial())
+            if run.writes:
+                self._write(self._initial, hf_tensors(weights, model))
         self.engine = SGLangEngine(
             settings,
             model,

@@ -41,7 +41,8 @@ def membership(mesh: MeshConfig, environment: Mapping[str, str] = os.environ) ->
         return None
     if coordinator == "auto":
         return Membership("auto", 0, -1)
-    if ":" not in coordinator:
+    host, _, port = coordinator.rpartition(":")
+    if not host or not port.isdigit():
         raise ConfigError(f"coordinator {coordinator!r}: expected host:port, or auto")
     processes = _number(environment, "AUTOFORGE_PROCESSES", mesh.processes)
     own = _number(environment, "AUTOFORGE_PROCESS_ID", None)

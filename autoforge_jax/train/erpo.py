@@ -18,9 +18,10 @@ from autoforge_jax.data.running_std import RunningStd
 from autoforge_jax.data.samples import samples_from_groups
 from autoforge_jax.errors import TrainingError
 from autoforge_jax.rollout.collect import select_groups
+from autoforge_jax.train.logprob_pass import OldLogprobs, ReferenceLogprobs
 from autoforge_jax.train.old_policy import reject_sequences, with_old_logprobs
 from autoforge_jax.train.state import TrainState
-from autoforge_jax.train.step import OldLogprobs, ReferenceLogprobs, TrainStep
+from autoforge_jax.train.step import TrainStep
 from autoforge_jax.types import TrainingSample, TrajectoryGroup
 
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 
 from autoforge_jax.data.batch import Batch
 from autoforge_jax.model.config import Qwen3Config
@@ -59,8 +60,26 @@ def penalty_of(config: Qwen3Config, balance: Balance | None) -> tuple[RowPenalty
     return (RowPenalty(coefficient * balance.penalty, balance.penalty, balance.peak_load),)
 
 
+def forward_of(graphdef: nnx.GraphDef) -> Forward:
+    """The forward function of a model that was split with ``nnx.split(model, nnx.Param)``. A model with
+    experts adds ``experts.balance`` × the load-balancing loss, mean over layers."""
+
+    def forward(
+        params: Params,
+        tokens: jax.Array,
+        positions: jax.Array,
+        segment_ids: jax.Array,
+        prefixes: SharedPrefixes | None = None,
+    ) -> tuple[Any, ...]:
+        model: Any = nnx.merge(graphdef, params)
+        hidden, balance = model.with_balance(tokens, positions, segment_ids, prefixes)
+        return hidden, model.unembedding(), *penalty_of(model.config, balance)
+
+    return forward
+
+
 def adapted_forward(config: Qwen3Config, scale: float) -> Forward:
-    """`step.forward_of` of a model with adapters: its first argument is an `Adapted`."""
+    """`forward_of` of a model with adapters: its first argument is an `Adapted`."""
 
     def forward(
         params: Adapted,

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from autoforge_jax.config import Config, dump_config
 from autoforge_jax.errors import TrainingError
 from autoforge_jax.report.build import write_report
+from autoforge_jax.rollout.mix import check_weights
 from autoforge_jax.train.crew import Crew
 from autoforge_jax.train.interrupt import StopFlag, stop_on_signals
 from autoforge_jax.train.lock import run_lock
@@ -103,8 +104,9 @@ class Loop:
 
     def _no_checkpoint(self, phase: str) -> TrainingError:
         return TrainingError(
-            f"{self.run.checkpoints(phase)} holds no checkpoint although the phase is done; "
-            "start over with --fresh"
+            f"{self.run.checkpoints(phase)} holds no whole checkpoint although the phase is done: restore "
+            f"it, or delete {self.run.root / 'phases.json'} and start `autoforge run` again, which trains "
+            "what has no checkpoint once more and keeps the rest"
         )
 
     # ------------------------------------------------------------------------------------------ phases
@@ -153,6 +155,7 @@ class Loop:
         if not self.crew.first:
             make()  # everything is there by now: this loads it
         self.crew.agree("bundles", hash_json(self.environments.hashes))
+        check_weights(self.run.config.erpo.environment_weights, (b.name for b in self.environments.train))
         return result
 
     def _tokenizer(self) -> str:
@@ -284,8 +287,11 @@ def execute(
         if command == "eval":
             return _evaluate_newest(config, reporter, stop, config_name, crew, stack)
         _hold(config, reporter, crew, stack)
+        if fresh:  # a config that cannot be is no reason to delete what is there
+            check_start(config, None, crew)
         run = RunDir.open(config, fresh=fresh, crew=crew)
-        check_start(run)
+        if not fresh:
+            check_start(config, run, crew)
         if command == "train" and run.done("warm start") is None:
             raise TrainingError(
                 f"{run.root} holds no warm start to train from; run first: autoforge sft {config_name}"

@@ -12,7 +12,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
@@ -28,7 +28,7 @@ from rich.progress import (
 )
 
 from autoforge_jax.errors import TrainingError
-from autoforge_jax.train.rundir import write_atomic
+from autoforge_jax.train.state_files import write_atomic
 
 
 def json_value(value: Any) -> Any:
@@ -63,7 +63,7 @@ class MetricsLog:
 
     def rows(self, phase: str) -> list[dict[str, Any]]:
         """The lines of one phase in order."""
-        return [row for row in read_jsonl(self.path) if row["phase"] == phase]
+        return [row for row in read_jsonl(self.path, ("phase", "step")) if row["phase"] == phase]
 
     def rewind(self, phase: str, step: int) -> None:
         """Drop the lines of `phase` with a step above `step`, and a half-written last line."""
@@ -72,9 +72,9 @@ class MetricsLog:
         rewind_jsonl(self.path, lambda row: row.get("phase") != phase or int(row.get("step", 0)) <= step)
 
 
-def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    """All complete lines of a JSONL file, an object each; a broken last line (the process died in it) is left
-    out, any other is an error."""
+def read_jsonl(path: Path, keys: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """All complete lines of a JSONL file, an object each that has `keys`; a broken last line (the process
+    died in it) is left out, any other is an error."""
     if not path.is_file():
         return []
     rows: list[dict[str, Any]] = []
@@ -88,9 +88,10 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
             raise TrainingError(
                 f"{path}, line {number} is not JSON ({error}); the file is damaged: mend or delete that line"
             ) from error
-        if not isinstance(row, dict):
+        if not isinstance(row, dict) or not set(keys) <= row.keys():
+            wanted = f"an object with {' and '.join(keys)}" if keys else "an object"
             raise TrainingError(
-                f"{path}, line {number} is {line[:40]!r}, expected an object; the file is damaged: mend or "
+                f"{path}, line {number} is {line[:40]!r}, expected {wanted}; the file is damaged: mend or "
                 "delete that line"
             )
         rows.append(row)

@@ -16,8 +16,8 @@ from dataclasses import replace
 import numpy as np
 
 from autoforge_jax.data.batch import Batch
+from autoforge_jax.train.logprob_pass import OldLogprobs
 from autoforge_jax.train.state import Params
-from autoforge_jax.train.step import OldLogprobs
 
 
 def with_old_logprobs(old: OldLogprobs, params: Params, batches: Sequence[Batch]) -> list[Batch]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 from optax import contrib
 
 from autoforge_jax.config import OptimizerConfig
-from autoforge_jax.errors import ConfigError
+from autoforge_jax.plan.possible import check_schedule
 
 MUON_CONSISTENT_RMS = 0.2
 """Gives Muon's updates the root mean square of AdamW's, so that one learning rate fits both (arXiv
@@ -22,16 +23,11 @@ def make_schedule(config: OptimizerConfig, total_steps: int) -> optax.Schedule:
     `end_fraction` of the peak at `total_steps`. The first update has rate peak / warmup_steps, not 0.
     ConfigError when the warm-up fills the training; a phase of no steps needs no schedule.
     """
+    check_schedule(config, total_steps)
     peak, end = config.learning_rate, config.learning_rate * config.end_fraction
     decay_steps = total_steps - config.warmup_steps
     if config.schedule == "constant" or total_steps == 0:
         after = optax.constant_schedule(peak)
-    elif decay_steps < 1:
-        raise ConfigError(
-            f"optimizer.warmup_steps {config.warmup_steps} leaves nothing of {total_steps} steps for the "
-            f"{config.schedule} decay: "
-            "lower warmup_steps or raise steps"
-        )
     elif config.schedule == "cosine":
         after = optax.cosine_decay_schedule(peak, decay_steps, alpha=config.end_fraction)
     else:
@@ -42,13 +38,15 @@ def make_schedule(config: OptimizerConfig, total_steps: int) -> optax.Schedule:
     return optax.join_schedules([warmup, after], [config.warmup_steps])
 
 
-def make_optimizer(config: OptimizerConfig, total_steps: int) -> optax.GradientTransformation:
+def make_optimizer(config: OptimizerConfig, total_steps: int) -> optax.GradientTransformationExtraArgs:
     """The optimiser of one phase. Weight decay applies to matrices only (no norm scales, no biases, no
     embeddings).
 
     `muon` takes the projection matrices, which lie stacked as [layer, in, out]; each layer's matrix is
     orthogonalised by itself. Embeddings, the output matrix and vectors go to AdamW (with Nesterov
     momentum: optax has one switch for both parts), as Muon's authors do.
+
+    ``update(..., grad_norm=...)`` takes the gradients' global norm from a caller that has it.
     """
     schedule = make_schedule(config, total_steps)
     if config.kind == "adamw":
@@ -70,10 +68,35 @@ def make_optimizer(config: OptimizerConfig, total_steps: int) -> optax.GradientT
             muon_weight_dimension_numbers=lambda params: _map(_muon_axes, params),
             consistent_rms=MUON_CONSISTENT_RMS,
         )
-    return _standard_promotion(optax.chain(optax.clip_by_global_norm(config.max_grad_norm), inner))
+    return _standard_promotion(optax.chain(_clip(config.max_grad_norm), inner))
 
 
-def _standard_promotion(inner: optax.GradientTransformation) -> optax.GradientTransformation:
+def _clip(max_norm: float) -> optax.GradientTransformationExtraArgs:
+    """`optax.clip_by_global_norm` for a caller that knows the norm (`grad_norm`), so that it is computed
+    once, and with one factor for all: a division per number makes XLA:CPU keep a second copy of the gradient.
+    """
+
+    def init(_: optax.Params) -> optax.OptState:
+        return optax.EmptyState()
+
+    def update(
+        updates: optax.Updates,
+        state: optax.OptState,
+        params: optax.Params | None = None,
+        *,
+        grad_norm: jax.Array | None = None,
+        **_: Any,
+    ) -> tuple[optax.Updates, optax.OptState]:
+        norm = optax.tree.norm(updates) if grad_norm is None else grad_norm
+        factor = jnp.minimum(1.0, max_norm / norm)
+        return jax.tree.map(lambda x: x * factor.astype(x.dtype), updates), state
+
+    return optax.GradientTransformationExtraArgs(init, update)  # pyright: ignore[reportArgumentType]  as below
+
+
+def _standard_promotion(
+    inner: optax.GradientTransformationExtraArgs,
+) -> optax.GradientTransformationExtraArgs:
     """The same transformation, traced under JAX's standard dtype promotion: optax raises floats to integer
     powers, which strict promotion refuses. Our own code stays strict.
     """
@@ -83,12 +106,15 @@ def _standard_promotion(inner: optax.GradientTransformation) -> optax.GradientTr
             return inner.init(params)
 
     def update(
-        updates: optax.Updates, state: optax.OptState, params: optax.Params | None = None
+        updates: optax.Updates,
+        state: optax.OptState,
+        params: optax.Params | None = None,
+        **extra: Any,
     ) -> tuple[optax.Updates, optax.OptState]:
         with jax.numpy_dtype_promotion("standard"):
-            return inner.update(updates, state, params)
+            return inner.update(updates, state, params, **extra)
 
-    return optax.GradientTransformation(init, update)  # pyright: ignore[reportArgumentType]  optax types updates as Any-tree
+    return optax.GradientTransformationExtraArgs(init, update)  # pyright: ignore[reportArgumentType]  optax types updates as Any-tree
 
 
 def is_matrix(path: tuple[Any, ...], leaf: jax.Array) -> bool:

@@ -25,16 +25,12 @@ from autoforge_jax.train.checkpoint import check_draws
 from autoforge_jax.train.disk_sync import server_metrics
 from autoforge_jax.train.erpo import ERPOLearner, Rollouts, run_erpo
 from autoforge_jax.train.interrupt import StopFlag
+from autoforge_jax.train.logprob_pass import LogprobPass, OldLogprobs, ReferenceLogprobs
 from autoforge_jax.train.metrics import Bar, MetricsLog, Reporter, TimeSplit, rewind_jsonl
+from autoforge_jax.train.objectives import PolicyObjective
 from autoforge_jax.train.records import append_rows, sample_groups, trajectory_row
 from autoforge_jax.train.state import Params, TrainState
-from autoforge_jax.train.step import (
-    LogprobPass,
-    OldLogprobs,
-    PolicyObjective,
-    ReferenceLogprobs,
-    make_train_step,
-)
+from autoforge_jax.train.step import make_train_step
 from autoforge_jax.types import Trajectory, TrajectoryGroup
 
 PHASE = "erpo"

@@ -19,13 +19,13 @@ from autoforge_jax.train.interrupt import StopFlag
 from autoforge_jax.train.metrics import Reporter, rewind_jsonl
 from autoforge_jax.train.records import (
     append_rows,
-    report_from_tree,
     report_tree,
     sample_evaluation,
     trajectory_row,
 )
-from autoforge_jax.train.rundir import read_json, write_json
 from autoforge_jax.train.state import Params
+from autoforge_jax.train.state_files import write_json
+from autoforge_jax.train.summary import read_report
 from autoforge_jax.types import EvalReport, Trajectory
 
 KEPT_PER_EVALUATION = 32
@@ -120,7 +120,7 @@ def _record(
 ) -> None:
     where = {"stage": stage, "step": step, "set": name, "mode": mode}
     path = assembly.run.trajectories
-    rewind_jsonl(path, lambda row: any(row[k] != v for k, v in where.items()))
+    rewind_jsonl(path, lambda row: any(row.get(k) != v for k, v in where.items()))
     kept = sample_evaluation(trajectories, KEPT_PER_EVALUATION)
     append_rows(path, [trajectory_row(t, stage=stage, step=step, set_name=name, mode=mode) for t in kept])
 
@@ -128,5 +128,5 @@ def _record(
 def _known(path: Path, key: str) -> EvalReport | None:
     if not path.is_file():
         return None
-    tree = read_json(path)
-    return report_from_tree(tree["report"]) if tree.get("key") == key else None
+    found = read_report(path)
+    return found.report if found.key == key else None

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from autoforge_jax.config import BatchConfig, Config, RolloutConfig
-from autoforge_jax.errors import TrainingError
+from autoforge_jax.errors import ConfigError, TrainingError
 from autoforge_jax.rollout.episode import TaskItem, reference_texts, reference_trajectories
 from autoforge_jax.rollout.formats.choose import FORMATS
 from autoforge_jax.rollout.jobs import EpisodeLimits
@@ -79,31 +79,47 @@ def make_tokenizer(run: RunDir, items: Sequence[TaskItem]) -> str:
 
 
 def load_renderer(run: RunDir) -> Renderer:
-    """The renderer over the run's saved tokenizer."""
+    """The renderer over the run's saved tokenizer. ConfigError when that is damaged."""
     render = run.config.render
-    return Renderer(PolicyTokenizer.load(run.tokenizer, FORMATS[render.format].roles), render)
+    try:
+        tokenizer = PolicyTokenizer.load(run.tokenizer, FORMATS[render.format].roles)
+    except ConfigError as error:
+        raise ConfigError(
+            f"{error}\nwhat was trained belongs to this tokenizer: restore it (the run's export and serve "
+            "folders, or model.init_from, hold the same file), or start over with --fresh"
+        ) from error
+    return Renderer(tokenizer, render)
 
 
 def play_references(
     config: Config, items: Sequence[TaskItem], renderer: Renderer, reporter: Reporter, stop: StopFlag
 ) -> References:
-    """Play every reference through Env and ledger. TrainingError when none fits the budgets."""
+    """Play every reference through Env and ledger. TrainingError when none fits the budgets,
+    ConfigError when a prefix is longer than `batch.prefix_tokens`."""
     kept: list[tuple[TaskItem, Trajectory]] = []
+    missed: dict[str, tuple[int, list[int]]] = {}
     longest = 0
     with reporter.bar("references", len(items)) as bar:
         for start in range(0, len(items), CHUNK):
             part = list(items[start : start + CHUNK])
             for item, trajectory in zip(part, reference_trajectories(part, renderer), strict=True):
                 longest = max(longest, len(trajectory.token_ids))
-                if fits(trajectory, config.rollout, config.batch):
+                _check_prefix(trajectory, config.batch)
+                above = above_budgets(trajectory, config.rollout, config.batch)
+                if not above:
                     kept.append((item, trajectory))
+                for name, (needed, limit) in above.items():
+                    missed.setdefault(name, (limit, []))[1].append(needed)
             bar.update(start + len(part), longest=longest)
             stop.raise_if_requested("references")
     if not kept:
+        budgets = "; ".join(
+            f"{name} is {limit}, {len(needed)} of them need {min(needed)} to {max(needed)}"
+            for name, (limit, needed) in missed.items()
+        )
         raise TrainingError(
-            f"none of {len(items)} reference trajectories fits the rollout budgets (the longest has "
-            f"{longest} tokens, rollout.max_trajectory_tokens is "
-            f"{config.rollout.max_trajectory_tokens}, batch.row_tokens {config.batch.row_tokens}): raise them"
+            f"none of {len(items)} reference trajectories fits the rollout budgets: {budgets}. Raise what is "
+            "too low"
         )
     return References(
         items=tuple(item for item, _ in kept),
@@ -112,12 +128,32 @@ def play_references(
     )
 
 
-def fits(trajectory: Trajectory, rollout: RolloutConfig, batch: BatchConfig) -> bool:
-    """True when a policy could write this trajectory within the rollout budgets, and it fits a row."""
-    longest = EpisodeLimits.of(rollout, batch).context(trajectory.prefix_length)
-    return (
-        max(len(context.token_ids) for context in trajectory.contexts) <= longest
-        and len(trajectory.turns) <= rollout.max_turns
-        and trajectory.tool_calls <= rollout.max_tool_calls
-        and all(turn.action_end - turn.action_start <= rollout.max_turn_tokens for turn in trajectory.turns)
-    )
+def above_budgets(
+    trajectory: Trajectory, rollout: RolloutConfig, batch: BatchConfig
+) -> dict[str, tuple[int, int]]:
+    """Budget -> (what this trajectory needs, what there is) for each that it does not fit: empty when a
+    policy could write it within the rollout budgets and it fits a row."""
+    limits = EpisodeLimits.of(rollout, batch)
+    longest = max(len(context.token_ids) for context in trajectory.contexts)
+    prefix = trajectory.prefix_length
+    needs = {
+        "rollout.max_trajectory_tokens": (longest, rollout.max_trajectory_tokens),
+        "batch.row_tokens (after the prefix)": (longest - prefix, limits.max_body_tokens),
+        "rollout.max_turns": (len(trajectory.turns), rollout.max_turns),
+        "rollout.max_tool_calls": (trajectory.tool_calls, rollout.max_tool_calls),
+        "rollout.max_turn_tokens": (
+            max((turn.action_end - turn.action_start for turn in trajectory.turns), default=0),
+            rollout.max_turn_tokens,
+        ),
+    }
+    return {name: both for name, both in needs.items() if both[0] > both[1]}
+
+
+def _check_prefix(trajectory: Trajectory, batch: BatchConfig) -> None:
+    """ConfigError when the prefix of an environment is longer than what is kept for it."""
+    if batch.prefixes_apart and trajectory.prefix_length > batch.prefix_tokens:
+        raise ConfigError(
+            f"the prefix of environment {trajectory.environment!r} (rules and tools) has "
+            f"{trajectory.prefix_length} tokens, batch.prefix_tokens is {batch.prefix_tokens}: raise it, or "
+            "set it to 0; prefixes are never cut"
+        )

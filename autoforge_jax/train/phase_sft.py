@@ -20,10 +20,11 @@ from autoforge_jax.train.checkpoint import check_draws
 from autoforge_jax.train.evaluate import evaluate
 from autoforge_jax.train.interrupt import StopFlag
 from autoforge_jax.train.metrics import MetricsLog, Reporter, TimeSplit
+from autoforge_jax.train.objectives import SupervisedObjective
 from autoforge_jax.train.phase_references import References, shuffled
 from autoforge_jax.train.sft import DrillsFirst, NextBatch, ReferenceBatches, SFTResult, run_sft
 from autoforge_jax.train.state import TrainState
-from autoforge_jax.train.step import SupervisedObjective, make_train_step
+from autoforge_jax.train.step import make_train_step
 from autoforge_jax.train.together import batches_digest
 from autoforge_jax.types import TrainingSample
 

@@ -23,7 +23,8 @@ from autoforge_jax.errors import ConfigError, TrainingError
 from autoforge_jax.rollout.formats.choose import chat_format
 from autoforge_jax.train.interrupt import StopFlag
 from autoforge_jax.train.metrics import Reporter
-from autoforge_jax.train.rundir import RunDir, read_json, write_json
+from autoforge_jax.train.rundir import RunDir
+from autoforge_jax.train.state_files import read_json, write_json
 from envgen.interface import Bundle, EnvgenError, Task, load_bundle, synthesize, write_bundle
 
 Role = Literal["train", "heldout"]
@@ -146,9 +147,15 @@ def _synthesize(
     return time.perf_counter() - start
 
 
-def _reusable(target: Path, request: dict[str, Any]) -> bool:
+def _reusable(target: Path, request: dict[str, Any], begun: bool) -> bool:
+    """The bundle is there and was made from `request`. begun: the run has gone past this phase."""
     beside = target.with_suffix(".json")
-    return beside.is_file() and (target / "manifest.json").is_file() and read_json(beside) == request
+    if not beside.is_file() or not (target / "manifest.json").is_file():
+        return False
+    remedy = f"restore it, or delete it and the folder {target}: the bundle is then made again"
+    if begun:
+        remedy = "restore it (it says what the bundle beside it was made from), or start over with --fresh"
+    return read_json(beside, dict, remedy) == request
 
 
 def synthesize_all(run: RunDir, reporter: Reporter, stop: StopFlag) -> tuple[Environments, str]:
@@ -160,12 +167,13 @@ def synthesize_all(run: RunDir, reporter: Reporter, stop: StopFlag) -> tuple[Env
     listed = sources(config)
     wanted = {s: _request(s, config) for s in listed if not s.is_bundle}
     targets = {s: s.path if s.is_bundle else run.bundles / s.path.stem for s in listed}
-    missing = [s for s in wanted if not _reusable(targets[s], wanted[s])]
+    missing = [s for s in wanted if not _reusable(targets[s], wanted[s], run.started("tokenizer"))]
     if missing and run.started("tokenizer"):
         raise TrainingError(
             f"{run.root} holds results of other bundles: {', '.join(s.path.name for s in missing)} changed "
             "or was deleted since\n"
-            "use --fresh to delete them and start over, or --set run.name=… for a new run"
+            f"restore it (the document, or its bundle in {run.bundles}), take a new run directory (--set "
+            "run.name=…), or start over with `autoforge run … --fresh`, which deletes this one"
         )
     if missing:
         _make(missing, wanted, targets, config.workers, reporter, stop)
@@ -256,7 +264,7 @@ def load_environments(run: RunDir, listed: list[Source], targets: dict[Source, P
         )
     path = run.root / "bundles.json"
     if path.is_file() and run.started("tokenizer"):
-        before = {item["name"]: item["content_hash"] for item in read_json(path)}
+        before = _known_hashes(path)
         if before != hashes:
             changed = sorted(n for n in before.keys() | hashes.keys() if before.get(n) != hashes.get(n))
             raise TrainingError(
@@ -271,6 +279,23 @@ def load_environments(run: RunDir, listed: list[Source], targets: dict[Source, P
         heldout=tuple(b for s, b in loaded.items() if s.role == "heldout"),
         hashes=hashes,
     )
+
+
+def _known_hashes(path: Path) -> dict[str, str]:
+    """Bundle name -> content hash of bundles.json; TrainingError when it is damaged."""
+    remedy = (
+        "restore it, or delete it: it is then written again from the bundles, and checkpoints are still "
+        "compared with them"
+    )
+    known: dict[str, str] = {}
+    for number, item in enumerate(read_json(path, list, remedy), 1):
+        if not isinstance(item, dict) or not {"name", "content_hash"} <= item.keys():
+            raise TrainingError(
+                f"{path}: entry {number} is {str(item)[:80]}, expected the account of a bundle; the file is "
+                f"damaged, {remedy}"
+            )
+        known[item["name"]] = item["content_hash"]
+    return known
 
 
 def _account(source: Source, bundle: Bundle, content_hash: str, render: RenderConfig) -> dict[str, Any]:

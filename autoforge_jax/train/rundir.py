@@ -22,7 +22,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 import re
 import shutil
 from collections.abc import Callable, Mapping
@@ -31,10 +30,9 @@ from pathlib import Path
 from typing import Any
 
 from autoforge_jax.config import Config, dump_config
-from autoforge_jax.errors import ConfigError, TrainingError
+from autoforge_jax.errors import ConfigError
 from autoforge_jax.train.crew import Crew
-
-_RESTART = "start over with --fresh"
+from autoforge_jax.train.state_files import PhaseRecord, read_records, saved_config, write_atomic, write_json
 
 
 @dataclass(frozen=True)
@@ -127,49 +125,6 @@ def hash_json(value: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def write_atomic(path: Path, text: str) -> None:
-    """Write a file so that a reader sees the old or the new content, never a part."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)
-
-
-def write_json(path: Path, value: Any) -> None:
-    """`write_atomic` of indented JSON with a final newline."""
-    write_atomic(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
-
-
-def read_json(
-    path: Path, expected: type[dict[Any, Any]] | type[list[Any]] | None = None, remedy: str = _RESTART
-) -> Any:
-    """A JSON file; TrainingError that names it, and what to do (`remedy`), when it is missing, broken, or not
-    `expected`."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise TrainingError(f"{path} is missing") from error
-    except ValueError as error:
-        raise TrainingError(f"{path} is not JSON ({error}); the file is damaged, {remedy}") from error
-    if expected is not None and not isinstance(value, expected):
-        raise TrainingError(
-            f"{path} holds a {type(value).__name__}, expected a {expected.__name__}; the file is damaged, "
-            f"{remedy}"
-        )
-    return value
-
-
-@dataclass(frozen=True)
-class PhaseRecord:
-    """What phases.json knows of one phase. `seconds` adds up over interrupted attempts."""
-
-    name: str
-    key: str
-    done: bool
-    seconds: float = 0.0
-    result: str = ""
-
-
 class RunDir:
     """One run's directory. `open` checks it against a config; the phases read and write through it."""
 
@@ -179,7 +134,7 @@ class RunDir:
         """False in all but the first of several processes: they read what it writes."""
         self.config = config
         self.keys = phase_keys(config)
-        self.records: dict[str, PhaseRecord] = _read_records(root)
+        self.records: dict[str, PhaseRecord] = read_records(root)
 
     @classmethod
     def open(cls, config: Config, *, fresh: bool = False, crew: Crew | None = None) -> RunDir:
@@ -290,13 +245,17 @@ class RunDir:
         path = self.root / "config.json"
         if not path.is_file():
             return
-        if not any(record.done for record in self.records.values()) and not _holds_files(self.bundles):
+        # Without phases.json nobody knows which phases have begun: where there are results, all have.
+        made = (self.tokenizer, self.evals, self.root / "checkpoints")
+        unknown = not (self.root / "phases.json").is_file() and any(_holds_files(path) for path in made)
+        done = unknown or any(record.done for record in self.records.values())
+        if not done and not _holds_files(self.bundles):
             self.records.clear()  # an attempt that ended before it had anything: nothing to protect
             return
-        old, new = flatten(read_json(path, dict)), flatten(dump_config(self.config))
+        old, new = flatten(saved_config(self.root)), flatten(dump_config(self.config))
         depends: tuple[str, ...] = ()
         for name, spec in PHASES.items():
-            if name in self.records:
+            if name in self.records or unknown:
                 depends += spec.sections
         faults = [
             f"{key}: the run has {_toml_value(old[key]) if key in old else 'nothing'}, "
@@ -308,7 +267,9 @@ class RunDir:
             raise ConfigError(
                 f"{self.root} holds results of another config:\n"
                 + "\n".join(faults)
-                + "\nuse --fresh to delete them and start over, or --set run.name=… for a new run"
+                + ("\n(phases.json is not there, so every key counts)" if unknown else "")
+                + f"\nits own config is {self.root / 'config.toml'}: go on with that one, take a new run "
+                "directory (--set run.name=…), or start over with `autoforge run … --fresh`, which deletes it"
             )
 
     def _save_config(self) -> None:
@@ -351,10 +312,3 @@ def _by_first(root: Path, config: Config, crew: Crew, prepare: Callable[[], RunD
 
 def _holds_files(folder: Path) -> bool:
     return folder.is_dir() and any(folder.iterdir())
-
-
-def _read_records(root: Path) -> dict[str, PhaseRecord]:
-    path = root / "phases.json"
-    if not path.is_file():
-        return {}
-    return {item["name"]: PhaseRecord(**item) for item in read_json(path, list)}

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Int
 
+from autoforge_jax import compilation
 from autoforge_jax.model.sharding import Layout
 
 Params = Any
@@ -45,7 +46,7 @@ def init_state(
             return TrainState(params, optimizer.init(params), zero, zero)
 
         shardings = layout.of_state(jax.eval_shape(make, params))
-        return jax.jit(make, out_shardings=shardings)(layout.place(params, shardings.params))
+        return compilation.jit(make, out_shardings=shardings)(layout.place(params, shardings.params))
     params = copy_tree(params)
     return TrainState(params, optimizer.init(params), jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32))
 

@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from autoforge_jax.errors import ConfigError
-from autoforge_jax.train.rundir import read_json
+from autoforge_jax.errors import ConfigError, TrainingError
+from autoforge_jax.train.state_files import read_json
 from autoforge_jax.train.statistics import bootstrap_interval, wilson_interval
 from autoforge_jax.train.summary import SET_NAMES, STAGE_NAMES, Reports, read_reports
 
@@ -38,11 +38,17 @@ def study_table(folders: Sequence[Path]) -> str:
     if twice:
         raise ConfigError(f"{twice[0]} is given twice; every run counts as one seed, so name it once")
     runs = [read_reports(folder / "eval") for folder in folders]
-    keys = sorted({key[1:] for reports in runs for key in reports if key[0] in STUDY_STAGES})
-    if not keys:
+    empty = [
+        str(folder)
+        for folder, reports in zip(folders, runs, strict=True)
+        if not any(key[0] in STUDY_STAGES for key in reports)
+    ]
+    if empty:
         raise ConfigError(
-            f"no evaluation in {', '.join(map(str, folders))}; expected run directories of `autoforge run`"
+            f"no evaluation in {', '.join(empty)}; expected run directories of `autoforge run`: leave out "
+            "what is none"
         )
+    keys = sorted({key[1:] for reports in runs for key in reports if key[0] in STUDY_STAGES})
     order = {name: index for index, name in enumerate(SET_NAMES)}
     keys.sort(key=lambda key: (order.get(key[0], len(order)), key))
     titles = ["success, %", "sampling", *(STAGE_NAMES[stage] for stage in STUDY_STAGES), "ERPO gain, points"]
@@ -83,17 +89,20 @@ def _gain(runs: Sequence[Reports], name: str, mode: str) -> str:
 
 
 def _seconds(folders: Sequence[Path]) -> list[str]:
-    splits: list[Mapping[str, float]] = []
+    splits: list[tuple[str, Mapping[str, float]]] = []
     for folder in folders:
         if (folder / "summary.json").is_file():
-            summary = read_json(folder / "summary.json", dict, "the run's own command writes it again")
-            splits.append(summary["seconds"])
+            remedy = "delete it: the run's own command writes it again"
+            seconds = read_json(folder / "summary.json", dict, remedy).get("seconds")
+            if not isinstance(seconds, dict):
+                raise TrainingError(f"{folder / 'summary.json'} has no seconds by phase; {remedy}")
+            splits.append((folder.name, seconds))
     if not splits:
         return []
-    names = list(dict.fromkeys(name for split in splits for name in split))
+    names = list(dict.fromkeys(name for _, split in splits for name in split))
     lines = [f"| minutes | {' | '.join(names)} | all |", "|" + "---|" * (len(names) + 2)]
-    for folder, split in zip(folders, splits, strict=False):
+    for run_name, split in splits:
         parts = [split.get(name, 0.0) for name in names]
         cells = " | ".join(f"{seconds / 60:.1f}" for seconds in [*parts, sum(parts)])
-        lines.append(f"| {folder.name} | {cells} |")
+        lines.append(f"| {run_name} | {cells} |")
     return lines

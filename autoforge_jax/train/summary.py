@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from autoforge_jax.errors import TrainingError
 from autoforge_jax.train.records import report_from_tree
-from autoforge_jax.train.rundir import RunDir, read_json, write_json
+from autoforge_jax.train.rundir import RunDir
+from autoforge_jax.train.state_files import read_json, write_json
 from autoforge_jax.train.statistics import paired_difference
 from autoforge_jax.types import EvalReport
 
@@ -25,10 +27,51 @@ SET_NAMES = {
 }
 
 
+_REMEDY = (
+    "restore it, or delete it: an evaluation whose phase is not over is made again, of one that is over the "
+    "tables lack it"
+)
+
+
+@dataclass(frozen=True)
+class StoredReport:
+    """One file of a run's eval folder."""
+
+    stage: str
+    set: str
+    mode: str
+    key: str
+    """Of what it is a function of (`evaluate_stage`)."""
+    report: EvalReport
+    tree: dict[str, Any]
+    """The file as it is."""
+
+
+def read_report(path: Path) -> StoredReport:
+    """An evaluation report of a run; TrainingError that says what is wrong with the file and what to do."""
+    tree = read_json(path, dict, _REMEDY)
+    try:
+        report = report_from_tree(tree["report"])
+        return StoredReport(tree["stage"], tree["set"], tree["mode"], tree.get("key", ""), report, tree)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise TrainingError(
+            f"{path} is no evaluation report ({error!r}); the file is damaged, {_REMEDY}"
+        ) from error
+
+
+def read_evals(evals: Path) -> list[StoredReport]:
+    """Every report in a run's eval folder, by file name."""
+    return [read_report(path) for path in sorted(evals.glob("*.json"))]
+
+
 def read_reports(evals: Path) -> Reports:
-    """Every report in a run's eval folder."""
-    trees = [read_json(path, dict) for path in sorted(evals.glob("*.json"))]
-    return {(t["stage"], t["set"], t["mode"]): report_from_tree(t["report"]) for t in trees}
+    """`read_evals` by stage, set and mode."""
+    return by_stage(read_evals(evals))
+
+
+def by_stage(stored: Iterable[StoredReport]) -> Reports:
+    """Reports by stage, set and mode."""
+    return {(found.stage, found.set, found.mode): found.report for found in stored}
 
 
 def _tasks(report: EvalReport) -> set[tuple[str, str]]:

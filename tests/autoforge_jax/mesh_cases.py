@@ -19,15 +19,12 @@ from autoforge_jax.rollout.engine_jax import JaxEngine
 from autoforge_jax.rollout.engine_layout import engine_layout
 from autoforge_jax.train.assembly import create_params
 from autoforge_jax.train.checkpoint import CheckpointMeta, CheckpointStore
+from autoforge_jax.train.forward import forward_of
+from autoforge_jax.train.logprob_pass import ReferenceLogprobs
+from autoforge_jax.train.objectives import PolicyObjective
 from autoforge_jax.train.optimizer import make_optimizer
 from autoforge_jax.train.state import TrainState, init_state
-from autoforge_jax.train.step import (
-    PolicyObjective,
-    ReferenceLogprobs,
-    TrainStep,
-    forward_of,
-    make_train_step,
-)
+from autoforge_jax.train.step import TrainStep, make_train_step
 from autoforge_jax.train.weight_sync import sync_weights
 from autoforge_jax.types import SampleRequest, SamplingParams
 from tests.autoforge_jax.mock_learner import VOCABULARY, leaves, samples

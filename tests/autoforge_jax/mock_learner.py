@@ -22,16 +22,11 @@ from autoforge_jax.data.batch import Batch
 from autoforge_jax.model.config import Qwen3Config
 from autoforge_jax.model.qwen3 import Qwen3
 from autoforge_jax.rollout.ledger import turn_hash
+from autoforge_jax.train.forward import forward_of
+from autoforge_jax.train.objectives import PolicyObjective, SupervisedObjective
 from autoforge_jax.train.optimizer import make_optimizer
 from autoforge_jax.train.state import TrainState, init_state
-from autoforge_jax.train.step import (
-    Forward,
-    PolicyObjective,
-    SupervisedObjective,
-    TrainStep,
-    forward_of,
-    make_train_step,
-)
+from autoforge_jax.train.step import Forward, TrainStep, make_train_step
 from autoforge_jax.types import TrainingSample, Trajectory, TrajectoryGroup, Turn
 from envgen.interface import Message, StopReason
 

@@ -15,7 +15,8 @@ from autoforge_jax.model.config import Qwen3Config
 from autoforge_jax.model.experts import Experts
 from autoforge_jax.model.sharding import Layout, make_layout
 from autoforge_jax.train.assembly import create_params
-from autoforge_jax.train.step import TrainStep, forward_of, make_train_step
+from autoforge_jax.train.forward import forward_of
+from autoforge_jax.train.step import TrainStep, make_train_step
 from tests.autoforge_jax.mesh_cases import OBJECTIVE, OPTIMIZER, relative, shares
 from tests.autoforge_jax.mock_learner import VOCABULARY, leaves, samples
 

@@ -9,6 +9,7 @@ import pytest
 
 from autoforge_jax.config import parse_config
 from autoforge_jax.errors import EngineLostError
+from autoforge_jax.model.qwen3 import weights_of
 from autoforge_jax.rollout.engine_jax import JaxEngine
 from autoforge_jax.rollout.engine_sglang import SGLangEngine
 from autoforge_jax.train import assembly as module
@@ -22,8 +23,13 @@ from tests.autoforge_jax.scripted_sglang import ScriptedServer
 MODEL = {"num_layers": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "head_dim": 8}
 
 
-def assembly(root: Path, erpo: dict[str, object] | None = None, **rollout: object) -> Assembly:
-    sections = {"model": MODEL, "rollout": {"slots": 2, **rollout}, "erpo": erpo or {}}
+def assembly(
+    root: Path,
+    erpo: dict[str, object] | None = None,
+    model: dict[str, object] | None = None,
+    **rollout: object,
+) -> Assembly:
+    sections = {"model": MODEL | (model or {}), "rollout": {"slots": 2, **rollout}, "erpo": erpo or {}}
     config = parse_config({"run": {"compile_cache": ""}, **sections})
     run = RunDir(root, config)
     tokenizer().save(run.tokenizer)
@@ -36,6 +42,21 @@ def test_the_embedded_engine_is_the_default_and_is_handed_weights(tmp_path: Path
     report = made.sync(made.initial_params(), 7)
     assert made.last_sync is report and made.engine.version == 7
     assert (report.leaves, report.bytes) == (len(leaves(made.initial_params())), 0)
+    made.close()
+
+
+def test_the_embedded_engine_holds_matrices_in_the_compute_type(tmp_path: Path) -> None:
+    made = assembly(tmp_path, model={"dtype": "bfloat16"})
+    params = made.initial_params()
+    made.sync(params, 1)
+    assert isinstance(made.engine, JaxEngine)
+    held = made.engine.weights
+    given = weights_of(params)
+    assert held["layers"]["query_norm"].dtype == held["final_norm"].dtype == "float32"
+    for name in ("query", "down"):
+        assert given["layers"][name].dtype == "float32"
+        np.testing.assert_array_equal(held["layers"][name], given["layers"][name].astype("bfloat16"))
+    np.testing.assert_array_equal(held["embedding"], given["embedding"].astype("bfloat16"))
     made.close()
 
 

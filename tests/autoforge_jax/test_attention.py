@@ -1,5 +1,7 @@
 """Segment attention against a float64 loop over queries."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -85,6 +87,19 @@ def test_gradient_agrees_with_finite_differences(arrays):
     assert float(np.sum(np.asarray(grad(k32)) * direction)) == pytest.approx(expected, rel=1e-4)
 
 
+def test_bfloat16_has_the_gradients_of_float32(arrays):
+    def gradients(dtype):
+        def loss(q, k, v):
+            out = segment_attention(q, k, v, jnp.asarray(SEGMENTS), chunk=5, by_row=True)
+            return jnp.sum(jnp.sin(out.astype(jnp.float32)))
+
+        return jax.jit(jax.grad(loss, argnums=(0, 1, 2)))(*(jnp.asarray(x, dtype) for x in arrays))
+
+    for got, want in zip(gradients(jnp.bfloat16), gradients(jnp.float32), strict=True):
+        assert got.dtype == jnp.bfloat16
+        np.testing.assert_allclose(got.astype(jnp.float32), want, atol=0.03 * float(jnp.max(jnp.abs(want))))
+
+
 def kernel_case(kernel):
     """(function of q, k, v, segments; its arguments) for one kernel. Splash takes blocks of 128 and has no
     shared prefix."""
@@ -129,6 +144,25 @@ def test_every_kernel_matches_the_loop_and_has_the_same_gradients(kernel):
         assert np.all(np.isfinite(a))
         np.testing.assert_allclose(a, b, atol=2e-5)
         assert np.all(np.asarray(a)[segments == 0] == 0.0)
+
+
+def test_cudnn_is_not_asked_for_a_gradient_of_the_mask(monkeypatch):
+    """Nobody reads it, and cuDNN takes gigabytes for it. Traced only: this machine need not have cuDNN."""
+    from jax._src.cudnn import fused_attention_stablehlo
+
+    monkeypatch.setattr(fused_attention_stablehlo, "check_cudnn_version", lambda: 92800)
+    q, k, v = (jax.ShapeDtypeStruct((2, 64, n, 64), jnp.bfloat16) for n in (4, 2, 2))
+    segments = jnp.ones((2, 64), jnp.int32)
+
+    def loss(q, k, v):
+        return jnp.sum(masked_attention(q, k, v, segments, implementation="cudnn").astype(jnp.float32))
+
+    text = str(jax.make_jaxpr(jax.grad(loss, argnums=(0, 1, 2)))(q, k, v))
+    assert "dot_product_attention_bwd" in text
+    assert re.findall(r"variadic_args=\((\w+), (\w+)\)", text) == [("True", "False")] * 2, (
+        "bias, its gradient"
+    )
+    assert fused_attention_stablehlo.should_export_dbias(None, None, None), "as JAX has it afterwards"
 
 
 def test_keys_of_a_prefix_in_another_row_are_seen_by_the_masked_kernel_too():

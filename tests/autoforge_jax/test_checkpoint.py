@@ -12,11 +12,11 @@ import pytest
 from autoforge_jax.config import OptimizerConfig, SFTConfig
 from autoforge_jax.errors import CheckpointError
 from autoforge_jax.train.checkpoint import CheckpointMeta, CheckpointStore
+from autoforge_jax.train.objectives import SupervisedObjective
 from autoforge_jax.train.optimizer import make_optimizer
 from autoforge_jax.train.rundir import hash_json
 from autoforge_jax.train.sft import ReferenceBatches, run_sft
 from autoforge_jax.train.state import init_state
-from autoforge_jax.train.step import SupervisedObjective
 from tests.autoforge_jax.mock_learner import (
     OPTIMIZER,
     ROWS,

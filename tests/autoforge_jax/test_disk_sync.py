@@ -12,9 +12,12 @@ import pytest
 from autoforge_jax.config import parse_config
 from autoforge_jax.errors import EngineLostError, WeightsError
 from autoforge_jax.model.load_hf import load_hf
+from autoforge_jax.train.crew import Crew
 from autoforge_jax.train.disk_sync import DiskSync
 from autoforge_jax.train.rundir import RunDir
+from autoforge_jax.train.state import Params
 from autoforge_jax.types import SampleRequest, SamplingParams
+from tests.autoforge_jax.mock_board import together
 from tests.autoforge_jax.mock_learner import TINY, leaves, tiny_split
 from tests.autoforge_jax.mock_rollout import tokenizer
 from tests.autoforge_jax.scripted_sglang import ScriptedServer, publish
@@ -32,7 +35,46 @@ def new_sync(root: Path, server: ScriptedServer, **changes: object) -> DiskSync:
     tree = {"engine": "sglang", "sglang": {"urls": [server.url], "start_timeout_s": 0.3, **changes}}
     run = RunDir(root / "run", parse_config({"rollout": tree}))
     tokenizer().save(run.tokenizer)
-    return DiskSync(run, tokenizer(), TINY, tiny_split()[1])
+    return DiskSync(run, tokenizer(), TINY, lambda: tiny_split()[1])
+
+
+def test_initial_weights_are_made_once_and_not_for_a_run_that_goes_on(
+    tmp_path: Path, server: ScriptedServer
+) -> None:
+    new_sync(tmp_path, server).close()
+    before = (tmp_path / "run" / "serve" / "initial" / "model.safetensors").stat().st_mtime_ns
+    config = parse_config({"rollout": {"engine": "sglang", "sglang": {"urls": [server.url]}}})
+
+    def never() -> Params:
+        raise AssertionError("the initial weights are there")
+
+    sync = DiskSync(RunDir(tmp_path / "run", config), tokenizer(), TINY, never)
+    assert (tmp_path / "run" / "serve" / "initial" / "model.safetensors").stat().st_mtime_ns == before
+    assert sync.push(tiny_split()[1], 0).leaves == 10
+    sync.close()
+
+
+def test_of_several_processes_all_make_the_initial_weights_and_the_first_writes_them(
+    tmp_path: Path, server: ScriptedServer
+) -> None:
+    config = parse_config({"rollout": {"engine": "sglang", "sglang": {"urls": [server.url]}}})
+    tokenizer().save(RunDir(tmp_path / "run", config).tokenizer)
+    calls: list[int] = []
+
+    def one(crew: Crew) -> bool:
+        run = RunDir(tmp_path / "run", config, writes=crew.first)
+
+        def initial() -> Params:
+            calls.append(crew.index)
+            crew.meet("initial")  # as a computation over all devices would
+            return tiny_split()[1]
+
+        DiskSync(run, tokenizer(), TINY, initial, crew).close()
+        crew.meet("written")
+        return (run.root / "serve" / "initial").is_dir()
+
+    assert together(2, one) == [True, True] and sorted(calls) == [0, 1]
+    assert together(2, one) == [True, True] and sorted(calls) == [0, 1]
 
 
 def test_a_push_writes_once_proves_arrival_and_deletes_what_is_old(

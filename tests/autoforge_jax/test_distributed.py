@@ -34,6 +34,7 @@ def test_the_environment_goes_before_the_config() -> None:
         ({"AUTOFORGE_PROCESS_ID": ""}, "AUTOFORGE_PROCESS_ID is '', expected a number"),
         ({"AUTOFORGE_PROCESSES": "two"}, "AUTOFORGE_PROCESSES is 'two', expected a number"),
         ({"AUTOFORGE_COORDINATOR": "host"}, "coordinator 'host': expected host:port, or auto"),
+        ({"AUTOFORGE_COORDINATOR": "host:x"}, "coordinator 'host:x': expected host:port, or auto"),
     ],
 )
 def test_a_wrong_number_says_what_was_expected(changes: dict[str, str], message: str) -> None:

@@ -9,8 +9,9 @@ import pytest
 from autoforge_jax.config import ERPOConfig
 from autoforge_jax.errors import LedgerError, TrainingError
 from autoforge_jax.train.erpo import ERPOLearner, Rollouts, merge_updates, run_erpo, split_minibatches
+from autoforge_jax.train.logprob_pass import ReferenceLogprobs
+from autoforge_jax.train.objectives import PolicyObjective
 from autoforge_jax.train.state import TrainState
-from autoforge_jax.train.step import PolicyObjective, ReferenceLogprobs
 from autoforge_jax.types import TrajectoryGroup
 from tests.autoforge_jax.mock_learner import (
     ROWS,

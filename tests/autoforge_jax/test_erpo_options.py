@@ -14,14 +14,10 @@ from autoforge_jax.config import ERPOConfig, parse_config
 from autoforge_jax.data.batch import Batch, pack
 from autoforge_jax.errors import ConfigError, TrainingError
 from autoforge_jax.train.erpo import ERPOLearner
+from autoforge_jax.train.logprob_pass import LogprobPass, ReferenceLogprobs
+from autoforge_jax.train.objectives import PolicyObjective
 from autoforge_jax.train.old_policy import reject_sequences, sequence_gaps, with_old_logprobs
-from autoforge_jax.train.step import (
-    LogprobPass,
-    PolicyObjective,
-    ReferenceLogprobs,
-    TrainStep,
-    make_train_step,
-)
+from autoforge_jax.train.step import TrainStep, make_train_step
 from autoforge_jax.types import TrainingSample
 from tests.autoforge_jax.mock_learner import (
     OPTIMIZER,

@@ -9,7 +9,8 @@ from autoforge_jax.config import ERPOConfig
 from autoforge_jax.data.advantages import compute_advantages
 from autoforge_jax.data.batch import pack
 from autoforge_jax.train.erpo import ERPOLearner
-from autoforge_jax.train.step import PolicyObjective, ReferenceLogprobs
+from autoforge_jax.train.logprob_pass import ReferenceLogprobs
+from autoforge_jax.train.objectives import PolicyObjective
 from tests.autoforge_jax.fault_index import Index, missing
 from tests.autoforge_jax.mock_learner import (
     ROWS,

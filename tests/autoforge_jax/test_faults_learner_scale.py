@@ -21,8 +21,10 @@ from autoforge_jax.model.export_hf import export_hf
 from autoforge_jax.model.load_hf import load_hf
 from autoforge_jax.model.qwen3 import Qwen3, weights_of
 from autoforge_jax.plan.memory import abstract_batch
+from autoforge_jax.train.forward import forward_of
+from autoforge_jax.train.objectives import SupervisedObjective
 from autoforge_jax.train.state import init_state
-from autoforge_jax.train.step import SupervisedObjective, TrainStep, forward_of, make_train_step
+from autoforge_jax.train.step import TrainStep, make_train_step
 from autoforge_jax.train.throughput import model_flops, throughput, work_of
 from tests.autoforge_jax.mock_learner import OPTIMIZER, VOCABULARY, leaves, sample
 
@@ -78,7 +80,7 @@ def test_24_no_array_of_tokens_times_vocabulary_and_chunks_without_a_token_are_s
 
 # 25. Recompiles: a shape per batch, the log-prob path too.
 def test_25_a_ragged_stream_compiles_once_for_updates_and_once_for_reference_logprobs() -> None:
-    from autoforge_jax.train.step import ReferenceLogprobs
+    from autoforge_jax.train.logprob_pass import ReferenceLogprobs
 
     graphdef, params = nnx.split(Qwen3(MODEL, rngs=nnx.Rngs(0)), nnx.Param)
     calls = 0

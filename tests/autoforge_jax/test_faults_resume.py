@@ -21,10 +21,11 @@ from autoforge_jax.errors import CheckpointError, ConfigError, TrainingError
 from autoforge_jax.train.checkpoint import CheckpointMeta, CheckpointStore, check_draws
 from autoforge_jax.train.distributed import Membership, join
 from autoforge_jax.train.metrics import MetricsLog, Reporter, read_jsonl
+from autoforge_jax.train.objectives import SupervisedObjective
 from autoforge_jax.train.optimizer import make_optimizer
 from autoforge_jax.train.sft import ReferenceBatches, run_sft
 from autoforge_jax.train.state import TrainState, init_state
-from autoforge_jax.train.step import SupervisedObjective, make_train_step
+from autoforge_jax.train.step import make_train_step
 from autoforge_jax.train.together import batches_digest
 from tests.autoforge_jax.mock_board import together
 from tests.autoforge_jax.mock_learner import ROWS, fresh_state, leaves, samples, step_of, tiny_qwen3

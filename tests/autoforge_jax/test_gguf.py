@@ -17,7 +17,8 @@ from autoforge_jax.errors import WeightsError
 from autoforge_jax.model.config import Qwen3Config
 from autoforge_jax.model.export_hf import hf_tensors
 from autoforge_jax.model.gguf_file import _unpermute, find_gguf, import_gguf
-from autoforge_jax.model.load_hf import load_hf, read_hf_config
+from autoforge_jax.model.hf_config import read_hf_config
+from autoforge_jax.model.load_hf import load_hf
 from autoforge_jax.model.qwen3 import Qwen3, weights_of
 from autoforge_jax.rollout.formats.choose import FORMATS
 from autoforge_jax.rollout.tokenizer import PolicyTokenizer

@@ -13,7 +13,8 @@ from autoforge_jax.config import ModelConfig, parse_config
 from autoforge_jax.errors import ConfigError, WeightsError
 from autoforge_jax.model.config import Qwen3Config
 from autoforge_jax.model.export_hf import export_hf
-from autoforge_jax.model.load_hf import load_hf, read_hf_config
+from autoforge_jax.model.hf_config import read_hf_config
+from autoforge_jax.model.load_hf import load_hf
 from autoforge_jax.model.qwen3 import Qwen3, forward, parameter_shapes, unembedding, weights_of
 from autoforge_jax.model.rope import RopeScaling, rope_frequencies
 from autoforge_jax.rollout.engine_jax import JaxEngine

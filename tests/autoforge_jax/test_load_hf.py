@@ -12,7 +12,8 @@ from safetensors.numpy import load_file, save_file
 from autoforge_jax.errors import WeightsError
 from autoforge_jax.model.config import Qwen3Config
 from autoforge_jax.model.export_hf import export_hf
-from autoforge_jax.model.load_hf import load_hf, read_hf_config
+from autoforge_jax.model.hf_config import read_hf_config
+from autoforge_jax.model.load_hf import load_hf
 from autoforge_jax.model.qwen3 import Qwen3, weights_of
 
 TIED = Qwen3Config(vocab_size=40, num_layers=2, hidden_size=16, intermediate_size=24, head_dim=8)

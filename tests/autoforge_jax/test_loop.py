@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,7 +25,8 @@ from autoforge_jax.errors import ConfigError, TrainingError
 from autoforge_jax.train.interrupt import Interrupted, StopFlag
 from autoforge_jax.train.loop import execute
 from autoforge_jax.train.metrics import Bar, Reporter, read_jsonl
-from autoforge_jax.train.rundir import PHASES, RunDir, read_json
+from autoforge_jax.train.rundir import PHASES, RunDir
+from autoforge_jax.train.state_files import read_json
 from benchmarks.kill_resume import differences
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -291,3 +293,44 @@ def test_ctrl_c_on_the_command_line_says_how_to_resume(tmp_path: Path) -> None:
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == 130
     assert f"resume with: autoforge {shlex.join(words)}" in stderr and "Traceback" not in stderr
+
+
+def test_a_run_without_its_phases_file_goes_on_from_what_is_there(
+    finished: tuple[RunDir, str], out_dir: Path
+) -> None:
+    """What the message about a damaged phases.json says to do: delete it. Nothing is trained twice."""
+    whole, _ = finished
+    shutil.copytree(whole.root, out_dir / "forgotten")
+    phases = out_dir / "forgotten" / "phases.json"
+    phases.write_text("[{")
+    with pytest.raises(TrainingError, match=r"phases\.json is not JSON .*delete it and start the same"):
+        execute(_tiny(out_dir, "forgotten"), reporter=Reporter(io.StringIO()))
+    phases.unlink()
+    with pytest.raises(ConfigError, match=r"sft\.steps: the run has 16, this config has 15\n.*every key"):
+        execute(_tiny(out_dir, "forgotten", "sft.steps=15"), reporter=Reporter(io.StringIO()))
+    out = io.StringIO()
+    again = execute(_tiny(out_dir, "forgotten"), reporter=Reporter(out))
+    assert [record.name for record in again.records.values() if record.done] == list(PHASES)
+    assert "erpo goes on after step 4" in out.getvalue()
+    assert read_jsonl(again.metrics) == read_jsonl(whole.metrics)  # no step has a second line
+    for phase in ("sft", "erpo"):
+        assert _arrays(again, phase) == _arrays(whole, phase)
+    for path in whole.evals.iterdir():
+        assert (again.evals / path.name).read_bytes() == path.read_bytes()
+
+
+def test_lost_files_of_a_finished_phase_are_answered_with_what_loses_least(
+    finished: tuple[RunDir, str], out_dir: Path
+) -> None:
+    shutil.copytree(finished[0].root, out_dir / "lost")
+    run = RunDir.open(_tiny(out_dir, "lost"))
+    (run.tokenizer / "tokenizer.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"is not a tokenizer.*\n.*restore it \(the run's export"):
+        execute(_tiny(out_dir, "lost"), command="eval", reporter=Reporter(io.StringIO()))
+    shutil.copy(run.export / "tokenizer.json", run.tokenizer / "tokenizer.json")
+    shutil.rmtree(run.root / "checkpoints")
+    with pytest.raises(TrainingError, match=r"sft holds no whole checkpoint .* delete \S+phases\.json"):
+        execute(_tiny(out_dir, "lost"), command="eval", reporter=Reporter(io.StringIO()))
+    (run.bundles / "shelf_tools" / "manifest.json").unlink()
+    with pytest.raises(TrainingError, match=r"changed or was deleted since\nrestore it"):
+        execute(_tiny(out_dir, "lost"), reporter=Reporter(io.StringIO()))

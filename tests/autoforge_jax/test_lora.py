@@ -24,11 +24,12 @@ from autoforge_jax.model.sharding import LOGICAL_AXES
 from autoforge_jax.plan.memory import abstract_layout
 from autoforge_jax.train.assembly import Assembly
 from autoforge_jax.train.forward import Adapted, adapted_forward
+from autoforge_jax.train.objectives import SupervisedObjective
 from autoforge_jax.train.optimizer import make_optimizer
 from autoforge_jax.train.phase_synthesis import Environments
 from autoforge_jax.train.rundir import RunDir
 from autoforge_jax.train.state import TrainState, init_state
-from autoforge_jax.train.step import SupervisedObjective, TrainStep, make_train_step
+from autoforge_jax.train.step import TrainStep, make_train_step
 from tests.autoforge_jax.mock_learner import ROWS, VOCABULARY, leaves, samples
 from tests.autoforge_jax.mock_rollout import renderer, tokenizer
 

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from jax.sharding import AxisType, PartitionSpec
 from autoforge_jax.config import MeshConfig, OptimizerConfig, load_config
 from autoforge_jax.errors import ConfigError
 from autoforge_jax.model.config import Qwen3Config
+from autoforge_jax.model.fit import check_mesh
 from autoforge_jax.model.qwen3 import parameter_shapes
 from autoforge_jax.model.sharding import (
     LOGICAL_AXES,
@@ -22,8 +24,8 @@ from autoforge_jax.model.sharding import (
     RULES,
     Layout,
     active_layout,
-    check_mesh,
     constrain,
+    device_mesh,
     make_layout,
     over_rows,
     path_name,
@@ -53,6 +55,52 @@ def test_every_parameter_has_named_axes_and_a_spec_by_hand() -> None:
     assert layout(sizes=(1, 1, 2, 1)).spec("x", ("embed", "heads"), (3, 4)) == PartitionSpec(
         None, ("tensor",)
     )
+
+
+@dataclass(frozen=True)
+class Chip:
+    """What JAX reads of a TPU's device to order it."""
+
+    id: int
+    coords: tuple[int, int, int]
+    slice_index: int = 0
+    device_kind: str = "TPU v5"
+    platform: str = "tpu"
+    core_on_chip: int = 0
+
+    @property
+    def process_index(self) -> int:
+        return self.id // 4
+
+
+def torus(x: int, y: int, z: int, slices: int = 1, kind: str = "TPU v5") -> list[Chip]:
+    places = [(a, b, c) for c in range(z) for b in range(y) for a in range(x)]
+    return [
+        Chip(number * len(places) + i, place, number, kind)
+        for number in range(slices)
+        for i, place in enumerate(places)
+    ]
+
+
+def test_a_mesh_axis_may_take_a_part_of_a_physical_one() -> None:
+    mesh = device_mesh((1, 8, 1, 8), torus(4, 4, 4))
+    assert mesh.devices.shape == (1, 8, 1, 8) and len({d.id for d in mesh.devices.flat}) == 64
+    # the chips of an expert group are neighbours: a box of 4 × 2, not a line through the torus
+    spans = [len({d.coords[axis] for d in mesh.devices[0, 0, 0]}) for axis in range(3)]
+    assert sorted(spans) == [1, 2, 4]
+
+
+def test_slices_are_spread_over_data_else_over_fsdp() -> None:
+    def of_slices(sizes: tuple[int, int, int, int]) -> np.ndarray:
+        mesh = device_mesh(sizes, torus(4, 4, 1, slices=2, kind="TPU v5 lite"))
+        return np.vectorize(lambda d: d.slice_index)(mesh.devices)
+
+    over_data = of_slices((2, 4, 4, 1))
+    assert (over_data[0] == 0).all() and (over_data[1] == 1).all()
+    over_fsdp = of_slices((1, 8, 4, 1))
+    assert (over_fsdp[:, :4] == 0).all() and (over_fsdp[:, 4:] == 1).all()
+    with pytest.raises(ConfigError, match="data is 1 and fsdp 1, but the devices are 2 slices or hosts"):
+        of_slices((1, 1, 32, 1))
 
 
 def test_two_axes_on_one_mesh_axis_are_an_error_that_names_both() -> None:

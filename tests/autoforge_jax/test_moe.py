@@ -18,12 +18,15 @@ from autoforge_jax.config import MeshConfig, parse_config
 from autoforge_jax.errors import ConfigError, WeightsError
 from autoforge_jax.model.config import Qwen3Config
 from autoforge_jax.model.experts import Experts
+from autoforge_jax.model.fit import check_mesh
 from autoforge_jax.model.load_hf import load_hf
 from autoforge_jax.model.moe import moe_mlp
 from autoforge_jax.model.qwen3 import Qwen3, forward_with_balance, parameter_shapes, weights_of
-from autoforge_jax.model.sharding import LOGICAL_AXES, check_mesh
+from autoforge_jax.model.sharding import LOGICAL_AXES
 from autoforge_jax.numerics.grouped import assign_slots, block_size, grouped_dot, to_pairs, to_slots
-from autoforge_jax.train.step import SupervisedObjective, forward_of, make_train_step
+from autoforge_jax.train.forward import forward_of
+from autoforge_jax.train.objectives import SupervisedObjective
+from autoforge_jax.train.step import make_train_step
 from tests.autoforge_jax.mock_learner import OPTIMIZER, ROWS, VOCABULARY, leaves, samples
 from tests.autoforge_jax.test_qwen3 import golden_folder
 

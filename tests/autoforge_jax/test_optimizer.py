@@ -47,6 +47,24 @@ def test_adamw_step_clips_and_decays_matrices_only() -> None:
     np.testing.assert_allclose(updates["embedding"], np.full((3, 2), -0.1), rtol=1e-4)
 
 
+def test_gradients_are_clipped_by_the_norm_of_all_of_them() -> None:
+    """As optax.clip_by_global_norm, whether the norm is given or computed."""
+    config = OptimizerConfig(
+        kind="adamw", learning_rate=1.0, b1=0.0, b2=0.0, max_grad_norm=1.0, weight_decay=0
+    )
+    optimizer = make_optimizer(config, 10)
+    rng = np.random.default_rng(0)
+    for scale in (1e-3, 1.0, 1e3, 0.0):
+        grads = {name: jnp.asarray(scale * rng.normal(size=(3, 2)), jnp.float32) for name in "ab"}
+        clipped, _ = optax.clip_by_global_norm(1.0).update(grads, optax.EmptyState())
+        state = optimizer.init(grads)
+        for extra in ({}, {"grad_norm": optax.tree.norm(grads)}):
+            _, after = optimizer.update(grads, state, grads, **extra)
+            first_moment = optax.tree.get(after, "mu")  # b1 = 0: the clipped gradient itself
+            for name in grads:
+                np.testing.assert_allclose(first_moment[name], clipped[name], rtol=1e-6)
+
+
 def test_muon_orthogonalises_each_layer_by_itself_and_leaves_the_rest_to_adam() -> None:
     rng = np.random.default_rng(0)
     params = {

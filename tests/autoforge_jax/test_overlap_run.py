@@ -9,7 +9,7 @@ from autoforge_jax.train.interrupt import Interrupted, StopFlag
 from autoforge_jax.train.loop import execute
 from autoforge_jax.train.metrics import Reporter, read_jsonl
 from autoforge_jax.train.phase_erpo import ROLLOUTS, RUNNING_STD
-from autoforge_jax.train.rundir import read_json
+from autoforge_jax.train.state_files import read_json
 from tests.autoforge_jax.test_loop import _StopAt, _tiny
 
 OPTIONS = (

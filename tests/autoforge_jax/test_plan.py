@@ -8,8 +8,10 @@ from typer.testing import CliRunner
 from autoforge_jax.cli import app
 from autoforge_jax.config import load_config, parse_config
 from autoforge_jax.errors import ConfigError
+from autoforge_jax.plan import compiled
 from autoforge_jax.plan.batch import batch_plan, flops
 from autoforge_jax.plan.chips import chip_named, chips
+from autoforge_jax.plan.compiled import compile_plan, topology_of
 from autoforge_jax.plan.report import Plan, make_plan, model_shape, plan_text
 from benchmarks.plan_memory import case, measured, planned
 
@@ -88,12 +90,16 @@ def test_single_gpu_config_by_hand(single: Plan) -> None:
     count = 151_936 * 1024 + 28 * (layer + 2 * 1024 + 2 * 128) + 1024
     assert single.model.num_parameters == count == 596_049_920
     found = parts(single)
-    assert found["parameters"] == found["gradients"] == found["engine: weights"] == 4 * count
+    assert found["parameters"] == found["gradients"] == 2 * found["engine: weights"] == 4 * count
     assert found["optimiser"] == pytest.approx(8 * count, abs=64)
-    assert found["engine: KV store"] == 2 * 28 * (16 + 4 + 1) * 8 * 128 * (8192 + 32) * 2
-    # slots, a prompt for each of four environments, one row for padding; the engine rests during an update
+    # slots, a prompt for each of four environments, one row for padding; a block of 32 more, in whole lanes
+    assert found["engine: KV store"] == 2 * 28 * (16 + 4 + 1) * 8 * 128 * (8192 + 128) * 2
+    # at most as many tiles as slots and prefixes can need, in the steps of their number
+    assert found["engine: rows being decoded"] == 2 * 28 * 32 * 8 * 128 * 8192 * 2
+    # the engine rests during an update
     state = found["parameters"] + found["optimiser"]
-    assert single.total == state + found["engine: weights"] + found["engine: KV store"]
+    engine = sum(size for name, size in found.items() if name.startswith("engine"))
+    assert single.total == state + engine
     carries = 28 * 2 * 8192 * 1024 * 2
     assert carries <= found["activations kept"] < 1.6 * carries
     tokens = 256 * 8192
@@ -119,7 +125,9 @@ def test_v5e_config_by_hand() -> None:
     own = 4 * (matrices / 16 + 37 * 2560 / 4 + 36 * 2560 / 4 + 36 * 256)
     assert found["parameters"] == own
     assert found["optimiser"] == pytest.approx(2 * own, abs=64)
-    assert found["engine: weights"] == 4 * count / 4
+    # in bfloat16, over the 4 chips of a process, as its store of 4 slots, 4 prompts and padding
+    assert found["engine: weights"] == 2 * count / 4
+    assert found["engine: KV store"] == 2 * 36 * 9 * 8 * 128 * (1024 + 128) * 2 / 4
     assert plan.batch.microbatches == 32 and plan.config.mesh.size == 16
     assert plan.time.links > 0
     assert plan.fits
@@ -137,7 +145,7 @@ def test_lora_config_by_hand() -> None:
     assert found["frozen model"] == 2 * (151_936 * 2560 + 36 * layer) + 4 * norms
     assert found["adapters"] == found["gradients"] == 4 * adapters
     assert found["optimiser"] == pytest.approx(8 * adapters, abs=64)
-    assert found["engine: weights"] == 4 * plan.model.num_parameters
+    assert found["engine: weights"] == 2 * plan.model.num_parameters
     tokens = 256 * 8192
     assert plan.flops.layers == 4 * 36 * layer * tokens + 6 * adapters * tokens
     assert plan.fits
@@ -171,7 +179,9 @@ def test_the_command_says_what_does_not_fit() -> None:
     path = str(TRAIN / "single_gpu_qwen3_0_6b.toml")
     result = CliRunner().invoke(app, ["plan", path, "--chip", "v5e"])
     assert result.exit_code == 1, result.output
-    assert "does not fit" in result.output and "the largest part is engine: KV store" in result.output
+    assert (
+        "does not fit" in result.output and "the largest part is engine: rows being decoded" in result.output
+    )
     wrong = CliRunner().invoke(app, ["plan", path, "--chip", "abacus"])
     assert wrong.exit_code == 2 and "no chip is called 'abacus'" in wrong.output
     unfit = CliRunner().invoke(app, ["plan", path, "--set", "mesh.tensor=16"])
@@ -191,3 +201,29 @@ def test_a_model_that_is_not_here_is_planned_by_its_own_shape_or_not_at_all() ->
     assert where.startswith(("[model] (models/", "models/"))
     with pytest.raises(ConfigError, match=r"is not here, and \[model\] says no shape"):
         model_shape(parse_config({"model": {"init_from": "models/nowhere"}}))
+
+
+def test_the_usual_shape_of_a_slice() -> None:
+    of_v5e = [topology_of("v5e", 2, n) for n in (1, 4, 8, 16, 32, 256)]
+    assert of_v5e == [f"v5e:{shape}" for shape in ("1x1", "2x2", "2x4", "4x4", "4x8", "16x16")]
+    of_v5p = [topology_of("v5p", 3, n) for n in (4, 8, 16, 32, 64, 128, 512)]
+    shapes = ("2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8", "8x8x8")
+    assert of_v5p == [f"v5p:{shape}" for shape in shapes]
+    with pytest.raises(ConfigError, match=r"the mesh has 12 chips; .*--topology v5e:"):
+        topology_of("v5e", 2, 12)
+
+
+def test_what_cannot_be_compiled_for_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "_version", lambda _: "")
+    gpu = make_plan(load_config(TRAIN / "single_gpu_qwen3_0_6b.toml"))
+    with pytest.raises(ConfigError, match=r"CUDA plugin is not installed, .*'autoforge-jax\[gpu\]'"):
+        compile_plan(gpu)
+    with pytest.raises(ConfigError, match=r"--topology v5e:2x2 is for TPUs"):
+        compile_plan(gpu, "v5e:2x2")
+    with pytest.raises(ConfigError, match=r"mesh\.chip is 'cpu'"):
+        compile_plan(make_plan(load_config(ROOT / "configs" / "quickstart.toml")))
+    tpu = make_plan(load_config(TRAIN / "tpu_v5e_16_qwen3_4b.toml"))
+    with pytest.raises(ConfigError, match=r"libtpu is not installed, .* pip install 'autoforge-jax\[tpu\]'"):
+        compile_plan(tpu)
+    with pytest.raises(ConfigError, match="3 slices do not divide the mesh's 16 chips"):
+        compile_plan(tpu, slices=3)

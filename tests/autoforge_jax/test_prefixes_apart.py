@@ -7,7 +7,8 @@ import pytest
 from autoforge_jax.config import BatchConfig
 from autoforge_jax.data.batch import Batch, pack
 from autoforge_jax.errors import ConfigError
-from autoforge_jax.train.step import SupervisedObjective, make_train_step
+from autoforge_jax.train.objectives import SupervisedObjective
+from autoforge_jax.train.step import make_train_step
 from tests.autoforge_jax.mock_learner import OPTIMIZER, PREFIX, leaves, sample, samples, tiny_qwen3
 
 APART = BatchConfig(row_tokens=16, rows_per_microbatch=3, prefix_tokens=7, prefixes_per_microbatch=2)

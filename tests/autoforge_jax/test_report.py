@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 from autoforge_jax.config import Config, dump_config
-from autoforge_jax.errors import ConfigError
+from autoforge_jax.errors import ConfigError, TrainingError
 from autoforge_jax.report.build import embedded_json, write_report
 from autoforge_jax.report.charts import Series, interval_plot, line_chart, running_mean, split_bar, ticks
 from autoforge_jax.report.data import breakdown, pick, results, seconds_by_activity
-from autoforge_jax.train.rundir import toml_text, write_json
+from autoforge_jax.train.rundir import toml_text
+from autoforge_jax.train.state_files import write_json
 
 NASTY = "</script><script>alert('x')</script><!-- & \u2028"
 
@@ -236,3 +237,32 @@ def test_seconds_of_phases_without_steps_are_whole(run_dir: Path) -> None:
     assert seconds_by_activity(read_run(run_dir)) == [
         ("synthesis", 12.0), ("erpo: rollout", 6.0), ("erpo: train", 3.0), ("erpo: other", 1.0),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("phases.json", "[{", r"phases\.json is not JSON .*delete it and start"),
+        ("phases.json", "[{}]", r"phases\.json: entry 1 is \{\}, expected name"),
+        ("bundles.json", "{}", r"bundles\.json holds a dict.*the run's own command writes it again"),
+        (
+            "eval/before-heldout_tasks-greedy.json",
+            '{"stage": "before"}',
+            "no evaluation report .*or delete it",
+        ),
+        ("eval/before-heldout_tasks-greedy.json", '{"report": 3}', "no evaluation report .*or delete it"),
+        ("metrics.jsonl", "{}\n{}\n", "line 1 is '{}', expected an object with phase and step"),
+    ],
+)
+def test_a_damaged_file_is_named_with_what_to_do(
+    file: str, content: str, message: str, run_dir: Path
+) -> None:
+    (run_dir / file).write_text(content)
+    with pytest.raises(TrainingError, match=message):
+        write_report(run_dir)
+
+
+def test_the_config_is_read_from_either_copy(run_dir: Path) -> None:
+    before = write_report(run_dir).read_text()
+    (run_dir / "config.json").write_text("")
+    assert write_report(run_dir).read_text() == before

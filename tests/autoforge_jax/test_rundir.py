@@ -9,7 +9,8 @@ import pytest
 
 from autoforge_jax.config import Config, dump_config, parse_config
 from autoforge_jax.errors import ConfigError, TrainingError
-from autoforge_jax.train.rundir import PHASES, RunDir, flatten, phase_keys, read_json, toml_text
+from autoforge_jax.train.rundir import PHASES, RunDir, flatten, phase_keys, toml_text
+from autoforge_jax.train.state_files import read_json
 
 
 def _config(tmp_path: Path, **sections: dict) -> Config:
@@ -80,6 +81,7 @@ def test_another_config_is_an_error_that_names_the_keys_of_phases_begun(tmp_path
     assert "sft.steps: the run has 300, this config has 3" in text
     assert "synthesis.seed: the run has 0, this config has 9" in text
     assert "erpo.steps" not in text and "--fresh" in text
+    assert f"its own config is {run.root / 'config.toml'}" in text
     assert json.loads((run.root / "config.json").read_text())["sft"]["steps"] == 300
 
 
@@ -111,12 +113,56 @@ def test_existing_needs_a_run_and_lets_only_the_named_sections_differ(tmp_path: 
         RunDir.existing(other)
 
 
-def test_a_damaged_phases_file_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("[{", r"phases\.json is not JSON"),
+        ("[" * 100_000, r"phases\.json is not JSON"),
+        ("{}", r"phases\.json holds a dict, expected a list"),
+        ("[3]", r"phases\.json: entry 1 is 3, expected name, key"),
+        ('[{"name": "synthesis", "key": "k"}]', r"entry 1 is .*, expected name, key, done"),
+        ('[{"name": "synthesis", "key": "k", "done": "yes"}]', "entry 1 is "),
+        ('[{"name": "synthesis", "key": "k", "done": true, "seconds": true}]', "entry 1 is "),
+        ('[{"name": "synthesis", "key": "k", "done": true, "seconds": NaN}]', "entry 1 is "),
+        ('[{"name": "synthesis", "key": "k", "done": true, "seconds": -1}]', "entry 1 is "),
+        ('[{"name": "synthesis", "key": "k", "done": true, "seconds": 1, "more": 2}]', "entry 1 is "),
+    ],
+)
+def test_a_damaged_phases_file_is_named_with_what_loses_least(
+    content: str, message: str, tmp_path: Path
+) -> None:
     run = RunDir.open(_config(tmp_path))
     run.mark("synthesis", done=True)
-    (run.root / "phases.json").write_text("[{")
-    with pytest.raises(TrainingError, match=r"phases\.json is not JSON"):
+    (run.root / "phases.json").write_text(content)
+    with pytest.raises(TrainingError, match=message + ".*or delete it and start the same command"):
         RunDir.open(_config(tmp_path))
+    assert RunDir.open(_config(tmp_path), fresh=True).records == {}
+
+
+@pytest.mark.parametrize("folder", ["tokenizer", "eval", "checkpoints/sft"])
+def test_without_the_phases_file_no_other_config_gets_at_the_results(folder: str, tmp_path: Path) -> None:
+    run = RunDir.open(_config(tmp_path))
+    (run.root / folder).mkdir(parents=True)
+    (run.root / folder / "x").touch()
+    with pytest.raises(ConfigError, match=r"erpo\.steps: the run has 40, this config has 3"):
+        RunDir.open(_config(tmp_path, erpo={"steps": 3}))
+    assert RunDir.open(_config(tmp_path)).records == {}
+
+
+def test_a_damaged_config_is_read_from_its_other_copy(tmp_path: Path) -> None:
+    config = _config(tmp_path, sft={"steps": 5})
+    run = RunDir.open(config)
+    run.mark("warm start", done=True)
+    for content in ("{", "[]", "{}"):
+        (run.root / "config.json").write_text(content)
+        with pytest.raises(ConfigError, match=r"sft\.steps: the run has 5, this config has 300"):
+            RunDir.open(_config(tmp_path))
+    assert RunDir.open(config).done("warm start")
+    assert json.loads((run.root / "config.json").read_text()) == dump_config(config)
+    (run.root / "config.json").write_text("{")
+    (run.root / "config.toml").write_text("=")
+    with pytest.raises(TrainingError, match=r"config\.json is not JSON .*config\.toml.*restore one of them"):
+        RunDir.open(config)
 
 
 def test_toml_text_reads_back() -> None:

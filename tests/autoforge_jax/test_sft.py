@@ -8,9 +8,10 @@ import pytest
 
 from autoforge_jax.config import SFTConfig
 from autoforge_jax.errors import TrainingError
+from autoforge_jax.train.objectives import SupervisedObjective
 from autoforge_jax.train.sft import DrillsFirst, ReferenceBatches, run_sft
 from autoforge_jax.train.state import TrainState
-from autoforge_jax.train.step import SupervisedObjective, TrainStep
+from autoforge_jax.train.step import TrainStep
 from tests.autoforge_jax.mock_learner import (
     ROWS,
     arrays,

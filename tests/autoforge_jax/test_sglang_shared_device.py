@@ -74,6 +74,13 @@ def test_a_trainer_that_was_killed_meanwhile_wakes_it(
     assert make(asleep=known).publish(weights).servers == 1, "awake again, and known to be"
 
 
+@pytest.mark.parametrize("content", ["{", "[]", '{"asleep": []}', '{"asleep": {}, "hollow": 3}'])
+def test_a_damaged_note_of_who_sleeps_says_what_to_do(make: Make, tmp_path: Path, content: str) -> None:
+    (tmp_path / "asleep.json").write_text(content)
+    with pytest.raises(WeightsError, match=r"asleep\.json, .* is damaged .*restart the SGLang servers"):
+        make(asleep=tmp_path / "asleep.json")
+
+
 @pytest.mark.parametrize("killed", [False, True])
 def test_noise_is_never_taken_for_the_weights_whose_version_it_bears(
     make: Make, server: ScriptedServer, weights: PublishedWeights, tmp_path: Path, killed: bool

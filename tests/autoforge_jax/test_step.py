@@ -11,12 +11,9 @@ import pytest
 from autoforge_jax.config import BatchConfig, ERPOConfig
 from autoforge_jax.data.batch import Batch, pack
 from autoforge_jax.train.instruments import CompileClock
-from autoforge_jax.train.step import (
-    PolicyObjective,
-    ReferenceLogprobs,
-    SupervisedObjective,
-    make_train_step,
-)
+from autoforge_jax.train.logprob_pass import ReferenceLogprobs
+from autoforge_jax.train.objectives import PolicyObjective, SupervisedObjective
+from autoforge_jax.train.step import make_train_step
 from tests.autoforge_jax.mock_learner import (
     OPTIMIZER,
     ROWS,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from autoforge_jax.errors import ConfigError
+from autoforge_jax.errors import ConfigError, TrainingError
 from autoforge_jax.train.records import report_tree
 from autoforge_jax.train.study import study_table
 from autoforge_jax.types import EvalReport, TaskOutcome
@@ -74,3 +74,24 @@ def test_folders_without_evaluations_are_refused(tmp_path: Path) -> None:
 def test_a_run_counts_once(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="given twice"):
         study_table([tmp_path / "a", tmp_path / "b", tmp_path / "c" / ".." / "a"])
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"seconds": 3}'])
+def test_a_damaged_summary_is_named_with_what_to_do(content: str, tmp_path: Path) -> None:
+    write(tmp_path, "before", {"a": 1})
+    (tmp_path / "summary.json").write_text(content)
+    with pytest.raises(TrainingError, match=r"summary\.json .*delete it: the run's own command writes it"):
+        study_table([tmp_path])
+
+
+def test_a_folder_that_is_no_run_is_not_averaged_over(tmp_path: Path) -> None:
+    write(tmp_path / "one", "before", {"a": 1})
+    with pytest.raises(ConfigError, match=r"no evaluation in \S+/eval; .*leave out what is none"):
+        study_table([tmp_path / "one", tmp_path / "one" / "eval"])
+
+
+def test_minutes_stand_beside_the_run_that_took_them(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        write(tmp_path / name, "before", {"a": 1})
+    (tmp_path / "two" / "summary.json").write_text(json.dumps({"seconds": {"erpo": 120.0}}))
+    assert study_table([tmp_path / "one", tmp_path / "two"]).splitlines()[-1] == "| two | 2.0 | 2.0 |"

@@ -16,7 +16,7 @@ from autoforge_jax.rollout.jobs import EpisodeJob, EpisodeLimits
 from autoforge_jax.rollout.pool import run_episodes
 from autoforge_jax.rollout.render import Renderer
 from autoforge_jax.rollout.turn_contexts import rewritten_context, without_thinking
-from autoforge_jax.train.step import PolicyObjective
+from autoforge_jax.train.objectives import PolicyObjective
 from autoforge_jax.types import SamplingParams, Trajectory, TrajectoryGroup
 from tests.autoforge_jax.mock_rollout import Recorder, items, tokenizer
 

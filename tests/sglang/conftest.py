@@ -6,6 +6,7 @@ nothing here waits for a fixed time: a wait goes on while the server makes progr
 """
 
 import os
+import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -69,6 +70,13 @@ def follow(server: LocalServer, done: Callable[[], bool]) -> None:
         elif time.monotonic() - since > SILENT_S:
             tail = "\n".join(server.log.read_text(errors="replace").splitlines()[-15:])
             pytest.fail(f"{server.url} made no progress for {SILENT_S:g} s; its log ends with:\n{tail}")
+
+
+def freeze(server: LocalServer) -> None:
+    """Stop all its processes where they are (SIGSTOP): it takes connections and never answers, until it is
+    killed. How many requests a server has when it dies would otherwise depend on its speed, and on when the
+    sampled turns happen to end."""
+    os.killpg(int(server.log.with_suffix(".pid").read_text().split()[0]), signal.SIGSTOP)
 
 
 def answers(url: str) -> bool:

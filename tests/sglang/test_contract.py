@@ -21,7 +21,7 @@ from autoforge_jax.rollout.sglang_http import SGLangServer
 from autoforge_jax.rollout.sglang_local import LocalServer
 from autoforge_jax.types import SampleOutput, SampleRequest, SamplingParams
 from tests.autoforge_jax.mock_rollout import tokenizer
-from tests.sglang.conftest import PATIENCE_S, URL, follow
+from tests.sglang.conftest import PATIENCE_S, URL, follow, freeze
 from tests.sglang.tiny_model import MODEL, publish_to, weights
 
 TOLERANCE = 5e-5
@@ -238,13 +238,16 @@ def test_ids_outside_the_vocabulary_never_reach_the_server(
 
 
 def test_a_deadline_aborts_the_request_on_the_server(server: LocalServer, folder: Path) -> None:
-    engine = new_engine(server, request_timeout_s=0.7)
+    engine = new_engine(server, request_timeout_s=0.1)
     published = publish_to(folder / "v1", seed=1, version=1)
     engine.publish(published)
-    asked = request("slow", context(20), max_turn_tokens=LENGTH - 30, temperature=0.0)
+    # Greedy, so that it is known to run on: nearly a thousand steps, which no server does in a tenth of a
+    # second.
+    ids = tuple(range(100, 120))
+    asked = request("slow", ids, max_turn_tokens=LENGTH - 30, temperature=0.0)
     output = engine.sample([asked])[0]
     assert output.stop == "abort" and output.token_ids == ()
-    assert "no answer in 0.7 s" in output.reason
+    assert "no answer in 0.1 s" in output.reason
     stats = engine.stats()
     assert (stats["timeouts"], stats["confirmed_aborts"], stats["attempts"]) == (1, 1, 1)
     # An update waits for what still runs; the aborted request does not.
@@ -255,19 +258,19 @@ def test_a_deadline_aborts_the_request_on_the_server(server: LocalServer, folder
 def test_death_and_restart_in_mid_run(server: LocalServer, folder: Path) -> None:
     engine = new_engine(server)
     engine.publish(publish_to(folder / "v5", seed=5, version=5))
-    asked = [request(f"d{i}", context(25), max_turn_tokens=400) for i in range(6)]
+    asked = [request(f"d{i}", context(25), max_turn_tokens=60) for i in range(6)]
     outputs: list[SampleOutput] = []
     worker = threading.Thread(target=lambda: outputs.extend(engine.sample(asked)), daemon=True)
+    freeze(server)
     worker.start()
     while engine.stats()["attempts"] < len(asked):
         time.sleep(0.01)
-    time.sleep(0.4)  # 400 tokens take longer than this
     server.kill()
     follow(server, lambda: not worker.is_alive())
     assert len(outputs) == len(asked)
     stats = engine.stats()
-    assert stats["lost_connections"] > 0 and stats["updates"] == 2
-    assert stats["attempts"] == len(asked) + stats["lost_connections"] + stats["stale_answers"]
+    assert stats["lost_connections"] == len(asked) and stats["updates"] == 2
+    assert stats["attempts"] == 2 * len(asked) + stats["stale_answers"]
     for one, output in zip(asked, outputs, strict=True):
         assert output.stop != "abort", output.reason
         assert output.policy_version == 5
