@@ -9,7 +9,6 @@ what an all-to-all exchange would, and nothing has to be dropped to keep shapes 
 
 from __future__ import annotations
 
-from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -20,7 +19,7 @@ from jaxtyping import Array, Bool, Float, Int
 from autoforge_jax.compilation import target_platform
 from autoforge_jax.model.experts import Experts
 from autoforge_jax.model.sharding import Layout, active_layout
-from autoforge_jax.numerics.grouped import assign_slots, block_size, grouped_dot, to_pairs, to_slots
+from autoforge_jax.numerics.expert_blocks import assign_blocks, block_size, sum_by_blocks
 
 EXPERT_WEIGHTS = ("router", "expert_gate", "expert_up", "expert_down")
 
@@ -124,18 +123,9 @@ def expert_sum(
     """Σ_k weight × expert(token) over the experts given, float32; a choice outside ``0 … E - 1`` adds
     nothing."""
     count = gate.shape[0]
-    slots = assign_slots(chosen, count, block_size(chosen.size, count, target_platform()))
-    x = to_slots(tokens, slots)
-    gate, up, down = (w.astype(x.dtype) for w in (gate, up, down))
-    hidden = _activate(grouped_dot(x, gate, slots), grouped_dot(x, up, slots))
-    pairs = to_pairs(grouped_dot(hidden, down, slots), slots)
-    return jnp.einsum("nkd,nk->nd", pairs, weights, preferred_element_type=jnp.float32)
-
-
-@partial(jax.checkpoint, prevent_cse=False)
-def _activate(gate: Array, up: Array) -> Array:
-    """SwiGLU's elementwise part, computed again in the backward pass."""
-    return jax.nn.silu(gate) * up
+    blocks = assign_blocks(chosen, count, block_size(chosen.size, count, target_platform()))
+    gate, up, down = (matrix.astype(tokens.dtype) for matrix in (gate, up, down))
+    return sum_by_blocks(tokens, weights, (gate, up, down), blocks)
 
 
 def measure_balance(

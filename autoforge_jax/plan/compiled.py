@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import topologies
 
-from autoforge_jax.compilation import compiling_for
+from autoforge_jax.compilation import compiling_for, target_platform
 from autoforge_jax.errors import ConfigError
 from autoforge_jax.model.lora import frozen_copy, init_adapters
 from autoforge_jax.model.sharding import MESH_AXES, Layout, device_mesh, make_layout
@@ -80,6 +80,7 @@ class Program:
     """Wall clock: lowering and compiling."""
     arguments: int
     temporaries: int
+    """The most at one time. On TPUs without the gaps between them, some per cent."""
     outputs: int
     """That do not take an argument's memory."""
     code: int
@@ -261,13 +262,22 @@ def _compiled(name: str, lower: Any, beside: float) -> Program:
         raise ConfigError(f"the {name} program does not compile: {error}") from error
     seconds = time.perf_counter() - began
     memory = done.memory_analysis()
+    arguments, outputs = (
+        memory.argument_size_in_bytes,
+        memory.output_size_in_bytes - memory.alias_size_in_bytes,
+    )
+    temporaries = memory.temp_size_in_bytes
+    if target_platform() == "tpu":
+        # libtpu's `temp_size_in_bytes` is not what must fit: programs compile for which it is more than the
+        # chip has. The peak is what it refuses them by.
+        temporaries = memory.peak_memory_in_bytes - arguments - outputs
     found = Counter(re.findall(rf" ({'|'.join(COLLECTIVES)})(?:-start)?\(", done.as_text()))
     return Program(
         name=name,
         seconds=seconds,
-        arguments=memory.argument_size_in_bytes,
-        temporaries=memory.temp_size_in_bytes,
-        outputs=memory.output_size_in_bytes - memory.alias_size_in_bytes,
+        arguments=arguments,
+        temporaries=temporaries,
+        outputs=outputs,
         code=memory.generated_code_size_in_bytes,
         collectives={kind: found[kind] for kind in COLLECTIVES if found[kind]},
         beside=beside,

@@ -27,7 +27,6 @@ from autoforge_jax.data.batch import Batch
 from autoforge_jax.model.cached import TILE
 from autoforge_jax.model.config import Qwen3Config
 from autoforge_jax.model.lora import adapter_shapes, frozen_copy, init_adapters
-from autoforge_jax.model.moe import expert_sum
 from autoforge_jax.model.prefix import SharedPrefixes
 from autoforge_jax.model.qwen3 import Qwen3, parameter_shapes
 from autoforge_jax.model.sharding import MESH_AXES, Layout
@@ -168,28 +167,17 @@ def layer_bytes(model: Qwen3Config, batch: Batch, lora: LoRAConfig | None = None
     return LIGHT_IN_MEMORY * light + (kept if model.remat else 0.0)
 
 
-def exchanged_bytes(model: Qwen3Config, tokens: int, parts: int) -> float:
-    """What a layer of experts needs more on a mesh that shares them over `parts` chips: each holds the tokens
-    of all of them, in slots for the worst case, and a part of the experts."""
+def expert_bytes(model: Qwen3Config, tokens: int, parts: int) -> float:
+    """What a layer of experts needs when it is differentiated, beside what it keeps: the gradient of its
+    result, and in float32 those for its tokens and its matrices. Shared over `parts` chips, each holds the
+    tokens of all of them and a part of the experts."""
     experts = model.experts
-    if experts is None or parts == 1:
+    if experts is None:
         return 0.0
-
-    def kept(tokens: int, count: int) -> float:
-        def shape(*sizes: int, dtype: Any = model.dtype) -> Any:
-            return jax.ShapeDtypeStruct(sizes, jnp.dtype(dtype))
-
-        d, f, k = model.hidden_size, experts.width, experts.per_token
-        x, weights, chosen = shape(tokens, d), shape(tokens, k), shape(tokens, k, dtype=jnp.int32)
-        matrices = (shape(count, d, f), shape(count, d, f), shape(count, f, d))
-
-        def pulled_back(x: Any, weights: Any, chosen: Any, *matrices: Any) -> Any:
-            return jax.vjp(lambda x, w, *m: expert_sum(x, chosen, w, *m), x, weights, *matrices)[1]
-
-        left = jax.tree.leaves(jax.eval_shape(pulled_back, x, weights, chosen, *matrices))
-        return _beside(left, (x, weights, chosen, matrices))
-
-    return kept(tokens * parts, experts.count // parts) - kept(tokens, experts.count)
+    compute = np.dtype(jnp.dtype(model.dtype)).itemsize
+    copies = compute + 4 + (compute if parts > 1 else 0)
+    matrices = 3 * experts.count // parts * model.hidden_size * experts.width
+    return float(copies * tokens * parts * model.hidden_size + 4 * matrices)
 
 
 def adapter_weights(model: Qwen3Config, lora: LoRAConfig) -> int:
@@ -254,13 +242,9 @@ def _learner_parts(config: Config, model: Qwen3Config, plan: BatchPlan, platform
     kept = residual_bytes(local, batch, lora)
     tokens = rows * plan.row_tokens + prefixes * plan.prefix_width
     experts = local.experts
-    inner = local.intermediate_size if experts is None else experts.per_token * experts.width
+    # within experts only a block of tokens is widened
+    inner = local.intermediate_size if experts is None else 0
     cotangents = tokens * (model.hidden_size + inner) * compute
-    if experts is not None:
-        # Per choice of a token: of the token, of gate and up; and what is read back for them, which the loops
-        # over experts need as arrays of their own.
-        slots = tokens * experts.per_token * (model.hidden_size + 2 * experts.width) * compute
-        cotangents += slots if model.remat else 2 * slots
     if lora is not None:
         # Every adapted projection writes its own output and its adapter's before they are added, and so do
         # their gradients.
@@ -272,7 +256,7 @@ def _learner_parts(config: Config, model: Qwen3Config, plan: BatchPlan, platform
     together = local.num_heads // local.num_kv_heads if on_cpu else rows * local.num_heads
     scores = 4.0 * SCORE_COPIES * together * tile if model.attention == "xla" else 0.0
     one_layer = layer_bytes(local, batch, lora) + cotangents + scores
-    one_layer += exchanged_bytes(local, rows * plan.row_tokens, mesh.expert)
+    one_layer += expert_bytes(local, rows * plan.row_tokens, mesh.expert)
     logits = 4.0 * min(DEFAULT_CHUNK, rows * plan.row_tokens) * local.vocab_size
     table = 4.0 * local.vocab_size * model.hidden_size
     stack = sum(math.prod(s) for n, s in parameter_shapes(local).items() if n.startswith("layers/"))

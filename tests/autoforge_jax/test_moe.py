@@ -1,4 +1,4 @@
-"""Experts: grouped products against a loop, dropless routing, the balance loss, and a mesh with experts."""
+"""Experts: blocks against sums by hand, dropless routing, the balance loss, and a mesh with experts."""
 
 import dataclasses
 import json
@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from autoforge_jax.compilation import compiling_for
 from autoforge_jax.config import MeshConfig, parse_config
 from autoforge_jax.errors import ConfigError, WeightsError
 from autoforge_jax.model.config import Qwen3Config
@@ -23,7 +24,7 @@ from autoforge_jax.model.load_hf import load_hf
 from autoforge_jax.model.moe import moe_mlp
 from autoforge_jax.model.qwen3 import Qwen3, forward_with_balance, parameter_shapes, weights_of
 from autoforge_jax.model.sharding import LOGICAL_AXES
-from autoforge_jax.numerics.grouped import assign_slots, block_size, grouped_dot, to_pairs, to_slots
+from autoforge_jax.numerics.expert_blocks import Matrices, assign_blocks, block_size, sum_by_blocks
 from autoforge_jax.train.forward import forward_of
 from autoforge_jax.train.objectives import SupervisedObjective
 from autoforge_jax.train.step import make_train_step
@@ -42,48 +43,110 @@ MOE = Qwen3Config(
 )
 
 
-@pytest.mark.parametrize("block", [1, 4])
-def test_grouped_products_and_their_gradients_equal_a_loop(block: int) -> None:
+def choices_of(case: str) -> np.ndarray:
+    """[11, 2] of three experts; 3 and -1 = not here."""
     rng = np.random.default_rng(0)
-    x, w = rng.normal(size=(9, 5)).astype(np.float32), rng.normal(size=(3, 5, 6)).astype(np.float32)
-    groups = rng.integers(0, 4, (9, 2)).astype(np.int32)  # 3 = not here
-    groups[:, 0] = 1  # one group takes half of everything: nothing is dropped
-
-    def ours(x: jax.Array, w: jax.Array) -> jax.Array:
-        slots = assign_slots(jnp.asarray(groups), 3, block)
-        return to_pairs(grouped_dot(to_slots(x, slots), w, slots), slots)
-
-    def by_hand(x: jax.Array, w: jax.Array) -> jax.Array:
-        padded = jnp.concatenate([w, jnp.zeros((1, 5, 6), jnp.float32)])
-        return jnp.einsum("nd,nkdf->nkf", x, padded[groups])
-
-    np.testing.assert_allclose(jax.jit(ours)(x, w), by_hand(jnp.asarray(x), jnp.asarray(w)), atol=1e-5)
-    weight = rng.normal(size=(9, 2, 6)).astype(np.float32)
-    got = jax.jit(jax.grad(lambda x, w: jnp.sum(ours(x, w) * weight), (0, 1)))(x, w)
-    want = jax.grad(lambda x, w: jnp.sum(by_hand(x, w) * weight), (0, 1))(x, w)
-    for a, b in zip(got, want, strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-5)
+    if case == "none here":
+        return np.tile(np.array([3, -1], np.int32), (11, 1))
+    if case == "all the same":
+        return np.tile(np.array([2, 0], np.int32), (11, 1))
+    return np.stack([rng.permutation(np.arange(-1, 4))[:2] for _ in range(11)]).astype(np.int32)
 
 
-def test_slots_hold_every_pair_once_and_blocks_one_group() -> None:
-    groups = np.array([[2, 0], [2, 5], [0, 2], [2, 2]], np.int32)  # 5 = not here; group 1 is empty
-    slots = assign_slots(jnp.asarray(groups), 3, 2)
-    total = slots.token_of_slot.shape[0]
-    assert total == 12  # 8 pairs and one padding slot for each group, in blocks of 2
-    places = np.asarray(slots.slot_of_pair)
-    assert places[1, 1] == total and len(set(places.ravel())) == 8
-    assert np.asarray(slots.sizes).tolist() == [2, 0, 6] and int(slots.blocks_used) == 4
-    for token, row in enumerate(places):
-        for choice, place in enumerate(row):
-            if place < total:
-                assert slots.group_of_block[place // 2] == groups[token, choice]
-                assert slots.token_of_slot[place] == token
+@pytest.mark.parametrize("case", ["mixed", "all the same", "none here"])
+@pytest.mark.parametrize("size", [1, 2, 4, 64])
+def test_blocks_of_experts_and_their_gradients_equal_a_sum_by_hand(size: int, case: str) -> None:
+    """Values, and gradients for tokens, weights and all three matrices."""
+    rng = np.random.default_rng(1)
+
+    def normal(*shape: int) -> jax.Array:
+        return jnp.asarray(rng.normal(size=shape).astype(np.float32))
+
+    tokens, weights = normal(11, 5), normal(11, 2)
+    matrices = normal(3, 5, 6), normal(3, 5, 6), normal(3, 6, 5)
+    chosen = choices_of(case)
+
+    def ours(tokens: jax.Array, weights: jax.Array, matrices: Matrices) -> jax.Array:
+        return sum_by_blocks(tokens, weights, matrices, assign_blocks(jnp.asarray(chosen), 3, size))
+
+    def by_hand(tokens: jax.Array, weights: jax.Array, matrices: Matrices) -> jax.Array:
+        total = jnp.zeros_like(tokens)
+        for token, choice in np.argwhere((chosen >= 0) & (chosen < 3)):
+            gate, up, down = (matrix[chosen[token, choice]] for matrix in matrices)
+            result = (jax.nn.silu(tokens[token] @ gate) * (tokens[token] @ up)) @ down
+            total = total.at[token].add(weights[token, choice] * result)
+        return total
+
+    asked = normal(11, 5)
+    arguments = (tokens, weights, matrices)
+    with jax.numpy_dtype_promotion("strict"):
+        got = jax.jit(lambda *a: jax.vjp(ours, *a)[0])(*arguments)
+        grads = jax.jit(lambda *a: jax.vjp(ours, *a)[1](asked))(*arguments)
+    want, pulled_back = jax.vjp(by_hand, *arguments)
+    np.testing.assert_allclose(got, want, atol=1e-5)
+    for a, b in zip(jax.tree.leaves(grads), jax.tree.leaves(pulled_back(asked)), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-4)
+    assert (case == "none here") == (not np.any(got))
+
+
+def test_blocks_in_bfloat16_add_up_in_float32() -> None:
+    """64 tokens ask one expert for the same: its gradient is exactly 64 times that of one. In bfloat16 a sum
+    of ones stays at 256, and here each block adds to it."""
+    one = jnp.ones((1024, 8), jnp.bfloat16)
+    matrices = tuple(jnp.ones((1, 8, 8), jnp.bfloat16) for _ in range(3))
+    weights, chosen = jnp.ones((1024, 1), jnp.bfloat16), jnp.zeros((1024, 1), jnp.int32)
+
+    def total(matrices: Any, count: int) -> jax.Array:
+        blocks = assign_blocks(chosen[:count], 1, 8)
+        return jnp.sum(sum_by_blocks(one[:count], weights[:count], matrices, blocks))
+
+    single, many = (jax.grad(total)(matrices, count) for count in (1, 1024))
+    for a, b in zip(single, many, strict=True):
+        assert b.dtype == jnp.bfloat16
+        np.testing.assert_array_equal(1024 * np.asarray(a, np.float32), np.asarray(b, np.float32))
+
+
+@pytest.mark.parametrize("platform", ["cpu", "gpu", "tpu"])
+def test_every_platforms_blocks_give_the_same_layer(platform: str) -> None:
+    """The largest blocks of each, several of them for one expert."""
+    rng = np.random.default_rng(2)
+    experts = Experts(count=3, per_token=2, width=4)
+    layer = {
+        name: rng.normal(size=shape).astype(np.float32) for name, shape in experts.layer_shapes(4).items()
+    }
+    h, valid = rng.normal(size=(4, 1100, 4)).astype(np.float32), np.ones((4, 1100), bool)
+
+    def gradient(layer: Any, h: jax.Array) -> Any:
+        return jax.grad(lambda layer, h: jnp.sum(moe_mlp(layer, h, valid, experts)[0] ** 2), (0, 1))(layer, h)
+
+    want = jax.jit(gradient)(layer, h)
+    with compiling_for(platform):
+        sizes = {"cpu": 128, "gpu": 2048, "tpu": 1024}
+        assert block_size(8800, 3, platform) == sizes[platform]
+        got = jax.jit(lambda *a: gradient(*a))(layer, h)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-3)
+
+
+def test_blocks_hold_every_pair_once_and_each_one_expert() -> None:
+    chosen = np.array([[2, 0], [2, 5], [0, 2], [2, -1]], np.int32)  # 5 and -1 = not here; 1 is empty
+    blocks = assign_blocks(jnp.asarray(chosen), 3, 2)
+    assert blocks.pairs.shape == (6, 2)  # 8 pairs and one spare place for each expert, in blocks of 2
+    assert int(blocks.used) == 3
+    held = {}
+    for pairs, expert in zip(blocks.pairs[:3], blocks.expert[:3], strict=True):
+        for pair in np.asarray(pairs):
+            if pair < 8:
+                assert pair not in held
+                held[int(pair)] = int(expert)
+    assert held == {i: e for i, e in enumerate(chosen.ravel().tolist()) if 0 <= e < 3}
+    assert np.all(np.asarray(blocks.pairs[3:]) == 8)
     assert [block_size(*sizes) for sizes in ((8, 4, "cpu"), (4096, 4, "cpu"), (9**6, 4, "cuda"))] == [
         8,
         128,
-        512,
+        2048,
     ]
-    assert block_size(4096, 4, "tpu") == 1
+    assert block_size(4096, 4, "tpu") == 1024
 
 
 def test_every_token_gets_all_its_experts_however_uneven_the_load() -> None:
