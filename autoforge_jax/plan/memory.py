@@ -48,6 +48,10 @@ the compute type)."""
 LIGHT_IN_MEMORY = 0.7
 """Share of a layer's elementwise results that are in memory while it is differentiated; the compiler computes
 the others where they are read."""
+LAYER_ON_TPU = 0.5
+"""Share of that and of a layer's gradients that is in memory at one time on a TPU, with remat."""
+ADAPTED_ON_TPU = 0.65
+"""The same with adapters."""
 SCORE_COPIES = 2
 """Score-sized float32 arrays alive while a tile of attention is differentiated."""
 
@@ -203,14 +207,12 @@ def _fuller_on_tpu(
     compute: int,
     gathered: float,
     split: bool,
-    tied: bool,
 ) -> list[Part]:
     """The fuller of two times in a micro-batch, as libtpu's compiler lays them out: while a chunk of logits
     is differentiated, and while a layer is. All in bytes.
 
-    `table` is a float32 embedding table as one chip sees it, whole over fsdp when `split`; then tables of
-    gradients are whole too until they are scattered: the output's, and with tied weights the embedding's and
-    their sum."""
+    `table` is a float32 embedding table as one chip sees it, whole over fsdp when `split`; then the output's
+    gradient is whole too until it is scattered."""
     at_logits = [
         Part("working set (logits chunk)", logits * (1 + compute / 4)),
         Part("gathered table, gradient", table * compute / 4 + (table if split else 0.0)),
@@ -218,7 +220,7 @@ def _fuller_on_tpu(
     at_layer = [
         Part("gradients (micro-batch)", gradients),
         Part("working set (one layer)", one_layer),
-        Part("gathered layer, table gradients", gathered + (table * (3 if tied else 1) if split else 0.0)),
+        Part("gathered layer, table gradient", gathered + (table if split else 0.0)),
     ]
     return max(at_layer, at_logits, key=lambda parts: sum(part.bytes for part in parts))
 
@@ -255,8 +257,10 @@ def _learner_parts(config: Config, model: Qwen3Config, plan: BatchPlan, platform
     # on a CPU one row and one key/value head of it at a time
     together = local.num_heads // local.num_kv_heads if on_cpu else rows * local.num_heads
     scores = 4.0 * SCORE_COPIES * together * tile if model.attention == "xla" else 0.0
-    one_layer = layer_bytes(local, batch, lora) + cotangents + scores
-    one_layer += expert_bytes(local, rows * plan.row_tokens, mesh.expert)
+    one_layer = layer_bytes(local, batch, lora) + cotangents
+    if platform == "tpu" and model.remat:
+        one_layer *= LAYER_ON_TPU if lora is None else ADAPTED_ON_TPU
+    one_layer += scores + expert_bytes(local, rows * plan.row_tokens, mesh.expert)
     logits = 4.0 * min(DEFAULT_CHUNK, rows * plan.row_tokens) * local.vocab_size
     table = 4.0 * local.vocab_size * model.hidden_size
     stack = sum(math.prod(s) for n, s in parameter_shapes(local).items() if n.startswith("layers/"))
@@ -272,7 +276,6 @@ def _learner_parts(config: Config, model: Qwen3Config, plan: BatchPlan, platform
         most = _fuller_on_tpu(
             gradients=own, one_layer=one_layer, logits=logits, table=table, compute=compute,
             gathered=compute * used / model.num_layers if split else 0.0, split=split and lora is None,
-            tied=model.tie_embeddings,
         )  # fmt: skip
         most.append(Part("cast weights", cast))
     else:
