@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
 from autoforge_jax.compilation import target_platform
@@ -31,7 +30,7 @@ from autoforge_jax.model.qwen3 import (
     rotary,
     unembedding,
 )
-from autoforge_jax.model.sharding import active_layout
+from autoforge_jax.model.spread import by_heads, everywhere, whole_rows
 from autoforge_jax.numerics.attention import HIDDEN
 from autoforge_jax.numerics.sampling import sample_tokens
 
@@ -160,50 +159,18 @@ def _merge(parts: list[_Part]) -> Array:
     )
 
 
-def _by_heads(x: Array, axis: int = 1) -> Array:
-    """[N, K, …] (`axis` counts key/value heads) split over devices as the store's heads are, and by nothing
-    else: left to itself the compiler splits tiles too, and sends every query from chip to chip and back."""
-    layout = active_layout()
-    if layout is None:
-        return x
-    axes = tuple("kv_heads" if i == axis else None for i in range(x.ndim))
-    return jax.lax.with_sharding_constraint(x, layout.sharding("attention", axes, x.shape))
-
-
-def _whole_rows(logits: Float[Array, "B V"]) -> Float[Array, "B V"]:
-    """Logits that lie split by vocabulary, split by rows instead where that comes out even: one exchange, and
-    each device draws for its own rows. Sums, sorts and draws over a split vocabulary take dozens."""
-    layout = active_layout()
-    if layout is None:
-        return logits
-    split = dict(layout.rules)["vocab"]
-    even = logits.shape[0] % layout.split("vocab") == 0
-    # The first line keeps the output matrix where it is: without it, it is gathered.
-    for spec in (PartitionSpec(None, split), PartitionSpec(split if even else None)):
-        logits = jax.lax.with_sharding_constraint(logits, NamedSharding(layout.mesh, spec))
-    return logits
-
-
-def _everywhere(*arrays: Array) -> tuple[Array, ...]:
-    """The arrays whole on every device."""
-    layout = active_layout()
-    if layout is None:
-        return arrays
-    return tuple(jax.lax.with_sharding_constraint(x, layout.replicated) for x in arrays)
-
-
 def _prefix_part(q: Array, keys: Array, values: Array, lengths: Array) -> _Part:
     """q [B, K, Q, d] of B rows over the prefix of their tile: keys [tiles, K, d, P]."""
     batch, shared, queries, _ = q.shape
     tiles = batch // TILE
 
     def to_tiles(x: Array) -> Array:
-        apart = _by_heads(x.reshape(tiles, TILE, shared, queries, -1), 2).swapaxes(1, 2)
-        return _by_heads(_by_heads(apart).reshape(tiles, shared, TILE * queries, -1))
+        apart = by_heads(x.reshape(tiles, TILE, shared, queries, -1), 2).swapaxes(1, 2)
+        return by_heads(by_heads(apart).reshape(tiles, shared, TILE * queries, -1))
 
     def to_rows(x: Array) -> Array:
-        apart = _by_heads(x.reshape(tiles, shared, TILE, queries, -1)).swapaxes(1, 2)
-        return _by_heads(_by_heads(apart, 2).reshape(batch, shared, queries, -1))
+        apart = by_heads(x.reshape(tiles, shared, TILE, queries, -1)).swapaxes(1, 2)
+        return by_heads(by_heads(apart, 2).reshape(batch, shared, queries, -1))
 
     mask = jnp.arange(keys.shape[-1])[None, None, None, :] < lengths[:, None, None, None]
     part = _part(to_tiles(q), keys, values, mask)
@@ -222,7 +189,7 @@ def _attend(
     batch, chunk, heads, width = q.shape
     shared, groups = config.num_kv_heads, heads // config.num_kv_heads
     q = q * jnp.asarray(width**-0.5, q.dtype)
-    q = _by_heads(
+    q = by_heads(
         q.reshape(batch, chunk, shared, groups, width)
         .transpose(0, 2, 3, 1, 4)
         .reshape(batch, shared, -1, width)
@@ -377,9 +344,9 @@ def decode(
         hidden = rms_norm(x[:, 0], weights["final_norm"], config.rms_norm_eps)
         logits = jnp.einsum("bd,vd->bv", hidden, output, preferred_element_type=jnp.float32)
         uniform = jax.lax.dynamic_index_in_dim(sampling.uniform, step, axis=1, keepdims=False)
-        ids, logprobs = _everywhere(
+        ids, logprobs = everywhere(
             *sample_tokens(
-                _whole_rows(logits),
+                whole_rows(logits),
                 uniform,
                 sampling.temperature,
                 sampling.top_k,
