@@ -43,7 +43,7 @@ test-sglang: install-dev sglang-server ## contract tests against a real SGLang s
 
 # libtpu's compiler for TPUs that are not here, in an environment of its own.
 TPU_VENV := .venv-tpu
-test-tpu: ## compile the learner's and the engine's programs for TPUs; no TPU is needed (about 3 minutes)
+test-tpu: ## compile the learner's and the engine's programs for TPUs; no TPU is needed (3 to 8 minutes)
 	PYTHON=$(PYTHON) tests/tpu/install.sh $(TPU_VENV)
 	JAX_PLATFORMS=cpu $(TPU_VENV)/bin/python -m pytest -p no:xdist tests/tpu
 

@@ -90,8 +90,8 @@ def test_blocks_of_experts_and_their_gradients_equal_a_sum_by_hand(size: int, ca
 
 
 def test_blocks_in_bfloat16_add_up_in_float32() -> None:
-    """64 tokens ask one expert for the same: its gradient is exactly 64 times that of one. In bfloat16 a sum
-    of ones stays at 256, and here each block adds to it."""
+    """1,024 tokens ask one expert for the same: its gradient is exactly 1,024 times that of one. Blocks of 8
+    each add to it, and a sum in bfloat16 would stop growing long before."""
     one = jnp.ones((1024, 8), jnp.bfloat16)
     matrices = tuple(jnp.ones((1, 8, 8), jnp.bfloat16) for _ in range(3))
     weights, chosen = jnp.ones((1024, 1), jnp.bfloat16), jnp.zeros((1024, 1), jnp.int32)
